@@ -1,0 +1,1 @@
+"""nmt: from a raw parallel corpus to a trained, scored Transformer."""

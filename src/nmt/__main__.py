@@ -1,0 +1,5 @@
+"""`python -m nmt`: what torchrun starts."""
+
+from nmt.cli import main
+
+main()

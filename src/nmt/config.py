@@ -1,0 +1,713 @@
+"""Every setting of nmt, in street order, each with its unit and a sentence; and the loader of YAML files.
+
+A file in `configs/` names only what differs from the defaults here. `--set section.key=value` changes one setting.
+Nothing is read beyond the file itself before all of its problems have been told. This module imports neither torch
+nor a stage, so anyone may import it.
+"""
+
+import ast
+import dataclasses
+import difflib
+import inspect
+import re
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from nmt.errors import ConfigError
+
+LARGEST_FILE = 1_000_000
+"""Bytes; a settings file is a page, not a data set."""
+
+
+def _check(*rules: tuple[bool, str]) -> None:
+    """Raise ConfigError with the text of every rule that does not hold."""
+    problems = [text for holds, text in rules if not holds]
+    if problems:
+        raise ConfigError(*problems)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Which corpus, and in which direction it is translated."""
+
+    corpus: str = "cmn"
+    """Name of the corpus; its raw files lie in `data/NAME/raw/` and everything made of them beside that."""
+    src: str = "en"
+    """Language that is translated from."""
+    tgt: str = "zh"
+    """Language that is translated into; it also chooses the BLEU tokeniser."""
+
+    def __post_init__(self) -> None:
+        _check(
+            (self.src != self.tgt, f"data.tgt is {self.tgt!r}, the same as data.src; give two languages."),
+            (
+                re.fullmatch(r"[\w.-]*\w[\w.-]*", self.corpus) is not None,
+                f"data.corpus is {self.corpus!r}; give a folder name: letters, digits, '.', '_' or '-'.",
+            ),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CleanConfig:
+    """From raw files to clean, split text."""
+
+    sources: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """NAME: FILE (tab-separated columns) or NAME: [FILE, FILE] (line-aligned); none means every file in `data/CORPUS/raw/`."""
+    columns: tuple[str, ...] = ("en", "zh")
+    """Languages of the columns of a tab-separated file, and of the two files of a pair, left to right."""
+    encoding: str = "utf-8"
+    """Character encoding of the raw files."""
+    dev: tuple[str, ...] = ()
+    """The dev set as files (one tab-separated, or two line-aligned in the order of `columns`); none makes it here."""
+    test: tuple[str, ...] = ()
+    """The test set as files, likewise; dev and test are given together."""
+    dev_size: int = 1000
+    """Pairs of the dev set when it is made here; at most a tenth of the groups of pairs that share a side."""
+    test_size: int = 1000
+    """Pairs of the test set when it is made here, likewise."""
+    seed: int = 1
+    """Salt of the hash that orders the groups for the split."""
+    zh_script: Literal["simplified", "traditional", "keep", "filter"] = "simplified"
+    """Convert Chinese to one script, keep it as found, or drop lines with Traditional characters (`filter`)."""
+    max_words: int = 200
+    """Longest side in words, for a side that is written with spaces."""
+    max_units: int = 300
+    """Longest side in Han characters plus runs of letters or digits, for a side written in Han characters."""
+    min_ratio: float = 0.2
+    """Fewest words for each unit of the Han side, when either side is longer than three."""
+    max_ratio: float = 2.0
+    """Most words for each unit of the Han side, likewise."""
+    max_byte_ratio: float = 3.0
+    """Most UTF-8 bytes of the longer side for one of the shorter, when either side is longer than three."""
+    min_han_share: float = 0.3
+    """Least share of Han characters among the letters of the Han side."""
+    max_han_share: float = 0.1
+    """Largest share of Han characters among the letters of the other side."""
+    drop_copies: bool = True
+    """Drop pairs whose sides are equal but for case and punctuation; they teach a model to echo."""
+    drop_cantonese: bool = False
+    """Drop Chinese lines with at least two Cantonese-only characters."""
+    drop_numbers: bool = False
+    """Drop pairs whose long or decimal numbers all disagree; off, since good pairs often write them differently."""
+
+    def __post_init__(self) -> None:
+        _check(
+            (
+                len(self.columns) == 2 and self.columns[0] != self.columns[1],
+                f"clean.columns is {list(self.columns)}; give two languages, e.g. [en, zh].",
+            ),
+            (
+                all(1 <= len(files) <= 2 for files in self.sources.values()),
+                "clean.sources: a source is one tab-separated file or two line-aligned files.",
+            ),
+            (
+                bool(self.dev) == bool(self.test),
+                "clean.dev and clean.test: give both as files, or neither and let clean split.",
+            ),
+            (len(self.dev) <= 2 and len(self.test) <= 2, "clean.dev and clean.test: give one or two files each."),
+            *(
+                (getattr(self, name) >= 1, f"clean.{name} is {getattr(self, name)}; give at least 1.")
+                for name in ("dev_size", "test_size", "max_words", "max_units", "max_byte_ratio")
+            ),
+            (
+                0 <= self.min_ratio < self.max_ratio,
+                f"clean.min_ratio is {self.min_ratio} and clean.max_ratio {self.max_ratio}; "
+                "give 0 <= min_ratio < max_ratio.",
+            ),
+            *(
+                (0 <= getattr(self, name) <= 1, f"clean.{name} is {getattr(self, name)}; give a share from 0 to 1.")
+                for name in ("min_han_share", "max_han_share")
+            ),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BpeConfig:
+    """The subword vocabulary."""
+
+    vocab_size: int = 8000
+    """Pieces, the special ones and the 256 byte pieces counted."""
+    coverage: float = 0.9995
+    """Share of the characters of the text that get a piece of their own; the rest is written in bytes."""
+    dropout: float = 0.0
+    """Probability that a merge is skipped when training text is encoded (BPE-dropout, Provilkov et al. 2020)."""
+    user_symbols: tuple[str, ...] = ("<mask/>",)
+    """Pieces that are never split."""
+    joint: bool = True
+    """One vocabulary over both languages, so that all embeddings are one matrix; else one for each."""
+    model: tuple[str, ...] = ()
+    """An existing SentencePiece model to use instead of training one (two, in the order of clean.columns, if not joint)."""
+
+    def __post_init__(self) -> None:
+        _check(
+            (
+                self.vocab_size >= 270,
+                f"bpe.vocab_size is {self.vocab_size}; give at least 270: 256 byte pieces, 4 special ones and some text.",
+            ),
+            (0.9 <= self.coverage <= 1, f"bpe.coverage is {self.coverage}; give a share from 0.9 to 1."),
+            (0 <= self.dropout < 1, f"bpe.dropout is {self.dropout}; give a probability below 1."),
+            (
+                len(self.model) in ((0, 1) if self.joint else (0, 2)),
+                f"bpe.model names {len(self.model)} files; give {'one' if self.joint else 'two'} or none.",
+            ),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodeConfig:
+    """From text to token ids."""
+
+    max_tokens: int = 512
+    """Longest side in tokens, eos counted; longer pairs are dropped and counted, never cut."""
+
+    def __post_init__(self) -> None:
+        _check((self.max_tokens >= 2, f"encode.max_tokens is {self.max_tokens}; give at least 2."))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The Transformer; the defaults are the base model of Vaswani et al. 2017."""
+
+    layers: int = 6
+    """Encoder layers."""
+    decoder_layers: int = 0
+    """Decoder layers; 0 means as many as the encoder has."""
+    d_model: int = 512
+    """Width of embeddings and layers."""
+    d_ff: int = 2048
+    """Inner width of the feed-forward blocks."""
+    heads: int = 8
+    """Attention heads."""
+    kv_heads: int = 0
+    """Heads that keys and values have, each shared by heads / kv_heads queries; 0 means one for each head."""
+    norm: Literal["post", "pre"] = "post"
+    """Normalise after each residual sum (the paper), or before each block and once at the end of the stack."""
+    norm_kind: Literal["layer", "rms"] = "layer"
+    """LayerNorm (the paper), or RMSNorm (Zhang and Sennrich 2019)."""
+    norm_eps: float = 1e-5
+    """Added to the variance inside the norm."""
+    activation: Literal["relu", "gelu", "swiglu"] = "relu"
+    """Inside the feed-forward block; swiglu (Shazeer 2020) has a third matrix."""
+    position: Literal["sinusoidal", "learned", "rope"] = "sinusoidal"
+    """Sinusoids added to the embeddings (the paper), learned vectors, or rotated queries and keys (Su et al. 2021)."""
+    max_positions: int = 1024
+    """Positions that `learned` has vectors for; the other two know no limit."""
+    dropout: float = 0.1
+    """On the output of each block and on the sum of embedding and position."""
+    attention_dropout: float = 0.0
+    """On the attention weights."""
+    activation_dropout: float = 0.0
+    """On the inner activations of the feed-forward block."""
+
+    def __post_init__(self) -> None:
+        kv_heads = self.kv_heads or self.heads
+        positive = ("layers", "d_model", "d_ff", "heads", "max_positions")
+        _check(
+            *(
+                (getattr(self, name) >= 1, f"model.{name} is {getattr(self, name)}; give at least 1.")
+                for name in positive
+            ),
+            *(
+                (getattr(self, name) >= 0, f"model.{name} is {getattr(self, name)}; give 0 or more.")
+                for name in ("decoder_layers", "kv_heads")
+            ),
+            *(
+                (0 <= getattr(self, name) < 1, f"model.{name} is {getattr(self, name)}; give a probability below 1.")
+                for name in ("dropout", "attention_dropout", "activation_dropout")
+            ),
+            (self.norm_eps > 0, f"model.norm_eps is {self.norm_eps}; give a positive number, e.g. 1e-5."),
+            (
+                self.heads < 1 or self.d_model % self.heads == 0,
+                f"model.d_model is {self.d_model}, not a multiple of model.heads ({self.heads}); "
+                f"{max(self.heads, 1) * max(1, round(self.d_model / max(self.heads, 1)))} would work.",
+            ),
+            (self.d_model % 2 == 0, f"model.d_model is {self.d_model}; give an even number (sine and cosine)."),
+            (
+                kv_heads < 1 or self.heads % kv_heads == 0,
+                f"model.kv_heads is {self.kv_heads}; it must divide model.heads ({self.heads}).",
+            ),
+            (
+                self.position != "rope" or self.heads < 1 or (self.d_model // self.heads) % 2 == 0,
+                "model.position: rope needs an even width of each head (d_model / heads).",
+            ),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimConfig:
+    """What decides the result of a training."""
+
+    batch_tokens: int = 25_000
+    """Real tokens on either side of one update, over all processes (Vaswani et al. 2017, section 5.1)."""
+    label_smoothing: float = 0.1
+    """Share of the target distribution that is spread evenly over the vocabulary."""
+    clip_norm: float = 1.0
+    """Largest L2 norm of the gradient of one update; 0 leaves it alone. The paper states no clipping."""
+    optimizer: Literal["adam", "adamw"] = "adam"
+    """Adam (the paper), or AdamW with `weight_decay` on matrices."""
+    beta1: float = 0.9
+    """Decay of Adam's mean of gradients."""
+    beta2: float = 0.98
+    """Decay of Adam's mean of squared gradients."""
+    eps: float = 1e-9
+    """Added to the root of Adam's second moment."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay of AdamW."""
+    schedule: Literal["noam", "inverse_sqrt", "cosine", "constant"] = "noam"
+    """Course of the learning rate; each begins with a linear warm-up over `warmup_steps`."""
+    learning_rate: float = 1e-3
+    """Peak of inverse_sqrt, cosine and constant; noam works its peak out from d_model and warmup_steps."""
+    lr_factor: float = 1.0
+    """Factor on the learning rate, whatever the schedule."""
+    warmup_steps: int = 4000
+    """Steps until the learning rate is at its peak."""
+    max_steps: int = 100_000
+    """Steps (updates of the weights) of the training."""
+    patience: int = 0
+    """Stop after so many validations without a better score; 0 never stops early."""
+    stop_on: Literal["bleu", "loss"] = "bleu"
+    """The score of the dev set that early stopping and the best checkpoint go by."""
+    seed: int = 1
+    """Seed of the weights, the order of the data and dropout."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Of the forward pass's matrix products; weights, loss and optimizer are float32 always."""
+
+    def __post_init__(self) -> None:
+        _check(
+            *(
+                (getattr(self, name) >= 1, f"optim.{name} is {getattr(self, name)}; give at least 1.")
+                for name in ("batch_tokens", "warmup_steps", "max_steps")
+            ),
+            *(
+                (getattr(self, name) >= 0, f"optim.{name} is {getattr(self, name)}; give 0 or more.")
+                for name in ("clip_norm", "weight_decay", "patience", "seed")
+            ),
+            *(
+                (getattr(self, name) > 0, f"optim.{name} is {getattr(self, name)}; give a positive number.")
+                for name in ("eps", "learning_rate", "lr_factor")
+            ),
+            *(
+                (
+                    0 <= getattr(self, name) < 1,
+                    f"optim.{name} is {getattr(self, name)}; give a number from 0 to below 1.",
+                )
+                for name in ("label_smoothing", "beta1", "beta2")
+            ),
+            (
+                self.optimizer == "adamw" or self.weight_decay == 0,
+                "optim.weight_decay is used by adamw only; set optim.optimizer to adamw.",
+            ),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """How long and how often we look; none of it decides the result."""
+
+    device_tokens: int = 4096
+    """Tokens, padding included, that one forward pass on one device may hold on either side."""
+    validate_every: int = 1000
+    """Steps between two validations."""
+    validate_sentences: int = 200
+    """First sentences of the dev set that are translated at a validation; 0 translates none."""
+    save_every: int = 1000
+    """Steps between two checkpoints."""
+    log_every: int = 50
+    """Steps between two lines of the log."""
+    keep: int = 5
+    """Newest checkpoints that are kept, beside the best; the training ends by averaging them."""
+    compile: bool = False
+    """Compile the model with torch.compile."""
+
+    def __post_init__(self) -> None:
+        _check(
+            *(
+                (getattr(self, name) >= 1, f"train.{name} is {getattr(self, name)}; give at least 1.")
+                for name in ("device_tokens", "validate_every", "save_every", "log_every", "keep")
+            ),
+            (
+                self.validate_sentences >= 0,
+                f"train.validate_sentences is {self.validate_sentences}; give 0 or more.",
+            ),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranslateConfig:
+    """How a translation is searched for."""
+
+    beam: int = 4
+    """Hypotheses kept in the search; 1 is greedy."""
+    alpha: float = 0.6
+    """Strength of the length penalty; 0 prefers short translations."""
+    length_penalty: Literal["gnmt", "power"] = "gnmt"
+    """((5+n)/6)^alpha (Wu et al. 2016, equation 14), or n^alpha, as fairseq and CTranslate2 have it."""
+    max_extra: int = 50
+    """A translation has at most so many tokens more than its source (Vaswani et al. 2017, section 6.1)."""
+    batch_tokens: int = 4096
+    """Source tokens times beam, padding included, that are decoded together."""
+    max_input: int = 512
+    """Tokens of the longest input that is translated whole; a longer one is split at its sentence ends."""
+
+    def __post_init__(self) -> None:
+        _check(
+            *(
+                (getattr(self, name) >= 1, f"translate.{name} is {getattr(self, name)}; give at least 1.")
+                for name in ("beam", "batch_tokens")
+            ),
+            *(
+                (getattr(self, name) >= 0, f"translate.{name} is {getattr(self, name)}; give 0 or more.")
+                for name in ("alpha", "max_extra")
+            ),
+            (self.max_input >= 2, f"translate.max_input is {self.max_input}; give at least 2."),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalConfig:
+    """How a translation is scored."""
+
+    metrics: tuple[str, ...] = ("bleu", "chrf")
+    """Scores by sacreBLEU: bleu, chrf, ter."""
+    bootstrap: int = 1000
+    """Resamplings for the 95 % interval; 0 leaves it out."""
+    seed: int = 12345
+    """Seed of the resampling."""
+
+    def __post_init__(self) -> None:
+        unknown = [metric for metric in self.metrics if metric not in ("bleu", "chrf", "ter")]
+        _check(
+            (not unknown, f"eval.metrics has {', '.join(unknown)}; give some of bleu, chrf, ter."),
+            ("bleu" in self.metrics, "eval.metrics lacks bleu; it is always reported."),
+            (self.bootstrap >= 0, f"eval.bootstrap is {self.bootstrap}; give 0 or more."),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """All settings, in street order."""
+
+    recipe: str = "default"
+    """Stem of the file the settings came from; the first half of a run's name."""
+    data: DataConfig = field(default_factory=DataConfig)
+    clean: CleanConfig = field(default_factory=CleanConfig)
+    bpe: BpeConfig = field(default_factory=BpeConfig)
+    encode: EncodeConfig = field(default_factory=EncodeConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    translate: TranslateConfig = field(default_factory=TranslateConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+
+    def __post_init__(self) -> None:
+        _check(
+            (
+                {self.data.src, self.data.tgt} == set(self.clean.columns),
+                f"data.src and data.tgt are {self.data.src} and {self.data.tgt}, "
+                f"but clean.columns is {list(self.clean.columns)}.",
+            ),
+            (
+                self.model.position != "learned" or self.encode.max_tokens <= self.model.max_positions,
+                f"encode.max_tokens is {self.encode.max_tokens}, more than model.max_positions "
+                f"({self.model.max_positions}).",
+            ),
+            (
+                self.translate.beam <= self.bpe.vocab_size,
+                f"translate.beam is {self.translate.beam}, more than the vocabulary has pieces.",
+            ),
+        )
+
+    @property
+    def direction(self) -> str:
+        """`en-zh`."""
+        return f"{self.data.src}-{self.data.tgt}"
+
+
+SECTIONS: dict[str, type[Any]] = {
+    name: kind for name, kind in typing.get_type_hints(Config).items() if dataclasses.is_dataclass(kind)
+}
+
+
+# ── reading YAML ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML without its traps: 1e-4 is a number, `no` and 12:30 are strings, a key stands once, aliases are refused."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark
+            raise ConfigError(f"{mark.name}, line {mark.line + 1}: aliases (*name) are not allowed in settings.")
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        seen: dict[Any, int] = {}
+        for key_node, _ in node.value:
+            key, line = self.construct_object(key_node, deep=True), key_node.start_mark.line + 1
+            if not isinstance(key, str):
+                raise ConfigError(f"{node.start_mark.name}, line {line}: {key!r} is not a name.")
+            if key in seen:
+                raise ConfigError(f"{node.start_mark.name}: {key} is given twice, in lines {seen[key]} and {line}.")
+            seen[key] = line
+        return super().construct_mapping(node, deep)
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, rule) for tag, rule in rules if tag.endswith((":null", ":merge"))]
+    for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(?:true|false|True|False)$"), list("tfTF"))
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"^[-+]?[0-9][0-9_]*$"), list("-+0123456789"))
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9]+|[0-9][0-9_]*(?=[eE]))(?:[eE][-+]?[0-9]+)?$"),
+    list("-+.0123456789"),
+)
+
+
+def _construct_int(loader: yaml.SafeLoader, node: Any) -> int:
+    # Decimal always: YAML 1.1 would read 0755 as octal.
+    return int(loader.construct_scalar(node).replace("_", ""))
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _construct_int)
+
+
+def _parse_yaml(text: str, name: str) -> Any:
+    try:
+        loader = _Loader(text)
+        loader.name = name
+        try:
+            return loader.get_single_data()
+        finally:
+            loader.dispose()
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{name}, line {mark.line + 1}, column {mark.column + 1}" if mark else name
+        what = getattr(error, "problem", None) or getattr(error, "reason", None) or "this is not YAML"
+        raise ConfigError(f"{where}: {what}.") from error
+    except (RecursionError, ValueError) as error:
+        raise ConfigError(f"{name}: this is not a settings file ({type(error).__name__}).") from error
+
+
+def _convert(value: Any, kind: Any) -> Any:
+    """`value` as a setting of type `kind`; raises ValueError with what was expected."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Literal:
+        if value in arguments and isinstance(value, str):
+            return value
+        near = difflib.get_close_matches(str(value), arguments, 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ValueError(f"expected one of {', '.join(arguments)}{hint}")
+    if origin is tuple:
+        items = value if isinstance(value, list) else [value]
+        return tuple(_convert(item, arguments[0]) for item in items)
+    if origin is dict:
+        if not isinstance(value, Mapping):
+            raise ValueError("expected names with values (name: value)")
+        return {name: _convert(item, arguments[1]) for name, item in value.items()}
+    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            number = float(value)
+        except OverflowError as error:
+            raise ValueError("expected a smaller number") from error
+        if number - number != 0:
+            raise ValueError("expected a finite number")
+        return number
+    if type(value) is kind:
+        return value
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text (quote it if need be)"}
+    raise ValueError(f"expected {names[kind]}")
+
+
+def _nearest(name: str, sections: Mapping[str, type[Any]], within: str | None) -> str:
+    """The setting that `name` was probably meant to be, as `section.key`, or nothing."""
+    paths = [f"{s}.{f.name}" for s, kind in sections.items() for f in dataclasses.fields(kind)]
+    if within:
+        near = difflib.get_close_matches(name, [p.split(".")[1] for p in paths if p.startswith(within + ".")], 1, 0.6)
+        if near:
+            return f"{within}.{near[0]}"
+    same = [path for path in paths if path.split(".")[1] == name]
+    near = same or difflib.get_close_matches(f"{within}.{name}" if within else name, paths, 1, 0.6)
+    return near[0] if near else ""
+
+
+def _build(given: Mapping[str, Mapping[str, Any]], recipe: str, sources: Mapping[str, str]) -> Config:
+    """The settings from raw values; raises ConfigError with every problem at once."""
+    problems: list[str] = []
+    built: dict[str, Any] = {}
+    for section, kind in SECTIONS.items():
+        hints, values = typing.get_type_hints(kind), {}
+        for key, value in given.get(section, {}).items():
+            where = f"{section}.{key} ({sources.get(f'{section}.{key}', 'here')})"
+            if key not in hints:
+                near = _nearest(key, SECTIONS, section)
+                problems.append(f"unknown setting {where}" + (f"; did you mean {near}?" if near else "."))
+                continue
+            try:
+                values[key] = _convert(value, hints[key])
+            except ValueError as error:
+                problems.append(f"{where} is {value!r}; {error}.")
+        try:
+            built[section] = kind(**values)
+        except ConfigError as error:
+            problems.extend(error.problems)
+    if problems:
+        raise ConfigError(*problems)
+    return Config(recipe=recipe, **built)
+
+
+def find_file(name: str) -> Path:
+    """The settings file `name`: as given, then in `configs/`, then among the recipes shipped with the package."""
+    here = Path(__file__).parent
+    places = [Path(), Path("configs"), here / "configs", here.parent.parent / "configs"]
+    for place in places:
+        for spelling in (name, f"{name}.yaml"):
+            if (place / spelling).is_file():
+                return place / spelling
+    known = sorted({path.name for place in places[1:] for path in place.glob("*.yaml")})
+    near = difflib.get_close_matches(Path(name).name, known, 1)
+    raise ConfigError(
+        f"no settings file {name}"
+        + (f"; did you mean {near[0]}?" if near else ".")
+        + f" Looked here, in configs/ and among the shipped recipes: {', '.join(known)}."
+    )
+
+
+def load(name: str | None, changes: Sequence[str] = ()) -> Config:
+    """The settings of the file `name` (the defaults if None) with each `section.key=value` of `changes` put on top."""
+    return load_with_origins(name, changes)[0]
+
+
+def load_with_origins(name: str | None, changes: Sequence[str] = ()) -> tuple[Config, dict[str, str]]:
+    """The settings, and for each `section.key` that is not a default the place that it came from."""
+    given: dict[str, dict[str, Any]] = {}
+    origins: dict[str, str] = {}
+    problems: list[str] = []
+    recipe = "default"
+    if name is not None:
+        path = find_file(name)
+        recipe = path.stem
+        for section, values in _read_file(path).items():
+            if section not in SECTIONS:
+                near = difflib.get_close_matches(section, SECTIONS, 1)
+                hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(SECTIONS)}."
+                other = _nearest(section, SECTIONS, None)
+                problems.append(
+                    f"unknown section {section} ({path}); {f'did you mean {other}?' if other and not near else hint}"
+                )
+            elif not isinstance(values, Mapping | None):
+                problems.append(f"{section} ({path}) is {values!r}; expected settings below it (key: value).")
+            else:
+                given[section] = dict(values or {})
+                origins |= {f"{section}.{key}": str(path) for key in given[section]}
+    for change in changes:
+        key, equals, value = change.partition("=")
+        section, dot, name_of = key.strip().partition(".")
+        if not equals or not dot or section not in SECTIONS:
+            near = _nearest(name_of or section, SECTIONS, section if section in SECTIONS else None)
+            hint = f" Did you mean {near}?" if near else f" Sections are {', '.join(SECTIONS)}."
+            problems.append(f"--set {change}: expected section.key=value.{hint}")
+            continue
+        given.setdefault(section, {})[name_of] = _parse_yaml(value, f"--set {key}")
+        origins[f"{section}.{name_of}"] = "--set"
+    try:
+        config = _build(given, recipe, origins)
+    except ConfigError as error:
+        raise ConfigError(*problems, *error.problems) from None
+    if problems:
+        raise ConfigError(*problems)
+    return config, origins
+
+
+def _read_file(path: Path) -> Mapping[str, Any]:
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}.") from error
+    if len(raw) > LARGEST_FILE:
+        raise ConfigError(f"{path} has {len(raw):,} bytes; a settings file has at most {LARGEST_FILE:,}.")
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 (byte {error.start}).") from error
+    found = _parse_yaml(text, str(path))
+    if found is None:
+        return {}
+    if not isinstance(found, Mapping):
+        raise ConfigError(f"{path} holds {type(found).__name__} at its top; expected sections (model: ...).")
+    return found
+
+
+# ── writing and showing ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def to_dict(settings: Any) -> dict[str, Any]:
+    """A section, or the whole Config, as plain values for JSON and YAML; tuples become lists."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return [plain(item) for item in value]
+        if isinstance(value, dict):
+            return {key: plain(item) for key, item in value.items()}
+        return value
+
+    return {key: plain(value) for key, value in dataclasses.asdict(settings).items()}
+
+
+def from_dict(values: Mapping[str, Any]) -> Config:
+    """The Config that `to_dict` was given."""
+    return _build({k: v for k, v in values.items() if k in SECTIONS}, str(values.get("recipe", "default")), {})
+
+
+def sentences(kind: type[Any]) -> dict[str, str]:
+    """The sentence below each setting of a section, read from this file's own source."""
+    body = ast.parse(inspect.getsource(kind)).body[0]
+    assert isinstance(body, ast.ClassDef)
+    return {
+        line.target.id: inspect.cleandoc(text.value.value)
+        for line, text in zip(body.body, body.body[1:], strict=False)
+        if isinstance(line, ast.AnnAssign)
+        and isinstance(line.target, ast.Name)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+        and isinstance(text.value.value, str)
+    }
+
+
+def show(config: Config, origins: Mapping[str, str]) -> Iterator[str]:
+    """The lines of a YAML file that has every setting, its sentence, and where a value that is no default came from."""
+    for section, kind in SECTIONS.items():
+        yield f"{section}:  # {inspect.getdoc(kind)}"
+        told, values = sentences(kind), to_dict(getattr(config, section))
+        for key, value in values.items():
+            text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10**6)
+            source = origins.get(f"{section}.{key}")
+            # Names the origin first, so that what a recipe changes is seen at a glance.
+            yield f"  # {told[key]}" + (f"  [{source}]" if source else "")
+            yield f"  {key}: {text.removesuffix('...' + chr(10)).strip()}"
+        yield ""
+
+
+def differences(old: Any, new: Any) -> list[str]:
+    """`section.key: old -> new` for each setting that two nested dicts have different."""
+
+    def flat(value: Any, path: str) -> dict[str, Any]:
+        if isinstance(value, Mapping) and value:
+            return {
+                k: v for key, item in value.items() for k, v in flat(item, f"{path}.{key}" if path else key).items()
+            }
+        return {path: value}
+
+    left, right = flat(old, ""), flat(new, "")
+    absent = object()
+    return [
+        f"{key}: {left.get(key, '(absent)')} -> {right.get(key, '(absent)')}"
+        for key in sorted(left.keys() | right.keys())
+        if left.get(key, absent) != right.get(key, absent)
+    ]

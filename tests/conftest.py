@@ -1,0 +1,19 @@
+"""What all tests share: one torch thread for each process, and the way to corpora that are not part of the project."""
+
+import os
+from pathlib import Path
+
+# Before torch is imported anywhere: two processes with two spinning threads each are far slower than with one.
+for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[variable] = "1"
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def foreign_data() -> Path:
+    """The folder of corpora that tests use from where they lie; set NMT_TEST_DATA to it."""
+    folder = os.environ.get("NMT_TEST_DATA")
+    if not folder:
+        pytest.skip("NMT_TEST_DATA is not set: this test needs corpora that are not part of the project")
+    return Path(folder).resolve()
