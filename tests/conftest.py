@@ -7,7 +7,7 @@ from pathlib import Path
 for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[variable] = "1"
 
-import pytest
+import pytest  # noqa: E402
 
 
 @pytest.fixture(scope="session")

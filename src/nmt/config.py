@@ -57,7 +57,7 @@ class CleanConfig:
     """From raw files to clean, split text."""
 
     sources: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """NAME: FILE (tab-separated columns) or NAME: [FILE, FILE] (line-aligned); none means every file in `data/CORPUS/raw/`."""
+    """NAME: FILE (tab-separated) or NAME: [FILE, FILE] (line-aligned); none means every file in `data/CORPUS/raw/`."""
     columns: tuple[str, ...] = ("en", "zh")
     """Languages of the columns of a tab-separated file, and of the two files of a pair, left to right."""
     encoding: str = "utf-8"
@@ -141,13 +141,13 @@ class BpeConfig:
     joint: bool = True
     """One vocabulary over both languages, so that all embeddings are one matrix; else one for each."""
     model: tuple[str, ...] = ()
-    """An existing SentencePiece model to use instead of training one (two, in the order of clean.columns, if not joint)."""
+    """Existing SentencePiece model instead of a new one (two, in the order of clean.columns, unless joint)."""
 
     def __post_init__(self) -> None:
         _check(
             (
                 self.vocab_size >= 270,
-                f"bpe.vocab_size is {self.vocab_size}; give at least 270: 256 byte pieces, 4 special ones and some text.",
+                f"bpe.vocab_size is {self.vocab_size}; give at least 270 (256 are byte pieces, 4 special).",
             ),
             (0.9 <= self.coverage <= 1, f"bpe.coverage is {self.coverage}; give a share from 0.9 to 1."),
             (0 <= self.dropout < 1, f"bpe.dropout is {self.dropout}; give a probability below 1."),
@@ -428,9 +428,7 @@ class Config:
         return f"{self.data.src}-{self.data.tgt}"
 
 
-SECTIONS: dict[str, type[Any]] = {
-    name: kind for name, kind in typing.get_type_hints(Config).items() if dataclasses.is_dataclass(kind)
-}
+SECTIONS: dict[str, type[Any]] = {name: kind for name, kind in typing.get_type_hints(Config).items() if kind is not str}
 
 
 # ── reading YAML ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -441,7 +439,7 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
-            mark = self.peek_event().start_mark
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
             raise ConfigError(f"{mark.name}, line {mark.line + 1}: aliases (*name) are not allowed in settings.")
         return super().compose_node(parent, index)
 
@@ -610,8 +608,8 @@ def load_with_origins(name: str | None, changes: Sequence[str] = ()) -> tuple[Co
         key, equals, value = change.partition("=")
         section, dot, name_of = key.strip().partition(".")
         if not equals or not dot or section not in SECTIONS:
-            near = _nearest(name_of or section, SECTIONS, section if section in SECTIONS else None)
-            hint = f" Did you mean {near}?" if near else f" Sections are {', '.join(SECTIONS)}."
+            meant = _nearest(name_of or section, SECTIONS, section if section in SECTIONS else None)
+            hint = f" Did you mean {meant}?" if meant else f" Sections are {', '.join(SECTIONS)}."
             problems.append(f"--set {change}: expected section.key=value.{hint}")
             continue
         given.setdefault(section, {})[name_of] = _parse_yaml(value, f"--set {key}")

@@ -27,7 +27,6 @@ def decode_line(raw: bytes, *, first: bool, encoding: str = "utf-8") -> tuple[st
         text, whole = raw.decode(encoding), True
     except UnicodeDecodeError:
         text, whole = raw.decode(encoding, errors="replace"), False
-    # An encoding whose line feed is not the byte 0x0A (UTF-16) cannot be split into lines before it is decoded.
     return (text.removeprefix("\ufeff") if first else text), whole
 
 
@@ -38,7 +37,7 @@ def lines_of(stream: BinaryIO, encoding: str = "utf-8") -> Iterator[tuple[str, b
 
 
 def read_lines(path: str | Path) -> list[str]:
-    """All lines of a UTF-8 file; raises DataError with the line number where a byte is invalid or the file is missing."""
+    """All lines of a UTF-8 file; raises DataError where it cannot be read, with the line number of an invalid byte."""
     try:
         with open(path, "rb") as stream:
             found = list(lines_of(stream))
