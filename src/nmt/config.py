@@ -52,6 +52,13 @@ class DataConfig:
         )
 
 
+def _keeps_line_ends(encoding: str) -> bool:
+    try:
+        return "\n\t".encode(encoding) == b"\n\t"
+    except (LookupError, ValueError):
+        return False
+
+
 @dataclass(frozen=True, kw_only=True)
 class CleanConfig:
     """From raw files to clean, split text."""
@@ -88,8 +95,14 @@ class CleanConfig:
     """Least share of Han characters among the letters of the Han side."""
     max_han_share: float = 0.1
     """Largest share of Han characters among the letters of the other side."""
+    drop_damaged: bool = True
+    """Drop pairs with a control or replacement character that shows a wrong encoding lost something."""
     drop_copies: bool = True
     """Drop pairs whose sides are equal but for case and punctuation; they teach a model to echo."""
+    drop_markup: bool = True
+    """Drop pairs whose tags, formulas or printf placeholders differ, or that have an entity HTML doesn't know."""
+    drop_pinyin: bool = True
+    """Drop pairs whose Han side also has its pronunciation in Latin letters with tone marks."""
     drop_cantonese: bool = False
     """Drop Chinese lines with at least two Cantonese-only characters."""
     drop_numbers: bool = False
@@ -110,6 +123,11 @@ class CleanConfig:
                 "clean.dev and clean.test: give both as files, or neither and let clean split.",
             ),
             (len(self.dev) <= 2 and len(self.test) <= 2, "clean.dev and clean.test: give one or two files each."),
+            (
+                _keeps_line_ends(self.encoding),
+                f"clean.encoding is {self.encoding!r}; give one that Python knows and in which a line feed is one "
+                "byte, e.g. utf-8, gb18030 or big5.",
+            ),
             *(
                 (getattr(self, name) >= 1, f"clean.{name} is {getattr(self, name)}; give at least 1.")
                 for name in ("dev_size", "test_size", "max_words", "max_units", "max_byte_ratio")
@@ -151,6 +169,15 @@ class BpeConfig:
             ),
             (0.9 <= self.coverage <= 1, f"bpe.coverage is {self.coverage}; give a share from 0.9 to 1."),
             (0 <= self.dropout < 1, f"bpe.dropout is {self.dropout}; give a probability below 1."),
+            *(
+                (
+                    re.fullmatch(r"[^\s\u2581]+", symbol) is not None
+                    and re.fullmatch(r"<(pad|unk|/?s|0x[0-9A-F]{2})>", symbol) is None
+                    and self.user_symbols.count(symbol) == 1,
+                    f"bpe.user_symbols has {symbol!r}; give different symbols without spaces, none of them special.",
+                )
+                for symbol in dict.fromkeys(self.user_symbols)
+            ),
             (
                 len(self.model) in ((0, 1) if self.joint else (0, 2)),
                 f"bpe.model names {len(self.model)} files; give {'one' if self.joint else 'two'} or none.",

@@ -1,0 +1,111 @@
+"""The command line: which commands there are, in street order, and how what goes wrong is told.
+
+Data goes to stdout, everything else to stderr. Exit codes: 0 done, 1 failed, 2 usage or settings, 130 and 143 on a
+signal.
+"""
+
+import logging
+import os
+import signal
+import sys
+from importlib.metadata import version as version_of
+from typing import Annotated, Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+from nmt.cli import street, text, tools
+from nmt.errors import NmtError
+from nmt.text import use_utf8_streams
+
+HELP = {"help_option_names": ["-h", "--help"]}
+
+
+class Commands(TyperGroup):
+    """The commands; when the reader of our output goes away (`nmt translate | head`), nothing is left to say."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            outcome = super().invoke(ctx)
+            sys.stdout.flush()
+            return outcome
+        except BrokenPipeError as error:
+            # The interpreter flushes once more at exit, and would complain.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(0) from error
+
+
+app = typer.Typer(
+    cls=Commands, no_args_is_help=True, context_settings=HELP, rich_markup_mode=None, pretty_exceptions_enable=False
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"nmt {version_of('nmt')}")
+        raise typer.Exit
+
+
+@app.callback()
+def general(
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Warnings and errors only.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="The traceback with an error, and more in the log.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_version)
+    ] = False,
+) -> None:
+    """From a raw parallel corpus to a trained, scored Transformer.
+
+    raw text -> clean -> bpe -> encode -> train -> translate -> eval
+
+    Every command takes -c FILE (settings) and --set section.key=value; -q and --debug may stand anywhere.
+    """
+    logging.basicConfig(format="%(message)s", level=logging.INFO, stream=sys.stderr, force=True)
+    logging.getLogger("nmt").setLevel(logging.DEBUG if debug else logging.WARNING if quiet else logging.INFO)
+
+
+for _name, _command in {
+    "fetch": street.fetch,
+    "clean": street.clean,
+    "bpe": street.bpe,
+    "encode": street.encode,
+    "train": street.train,
+    "translate": text.translate,
+    "eval": text.evaluate,
+    "score": text.score,
+    "run": street.run,
+    "status": street.status,
+    "plan": tools.plan,
+    "average": tools.average,
+    "info": tools.info,
+}.items():
+    app.command(_name, context_settings=HELP)(_command)
+app.add_typer(tools.config_app, name="config", context_settings=HELP)
+
+
+def main() -> NoReturn:
+    """Run the command that the process was started with, and leave with its exit code."""
+    use_utf8_streams()
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    words = _general_first(sys.argv[1:])
+    try:
+        app(words, prog_name="nmt")
+    except NmtError as error:
+        print(error, file=sys.stderr)
+        problem: Exception = error
+        code = error.exit_code
+    except OSError as error:
+        # The disk is full, a folder isn't ours: the user's to mend, wherever it happened.
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"{where}{error.strerror or error}. (--debug tells more.)", file=sys.stderr)
+        problem, code = error, 1
+    if "--debug" in words:
+        raise problem
+    sys.exit(code)
+
+
+def _general_first(words: list[str]) -> list[str]:
+    """The command line with `-q`, `--quiet` and `--debug` before the command, wherever they stood."""
+    end = words.index("--") if "--" in words else len(words)
+    general = [word for word in words[:end] if word in ("-q", "--quiet", "--debug")]
+    return general + [word for word in words[:end] if word not in general] + words[end:]

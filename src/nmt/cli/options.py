@@ -1,0 +1,49 @@
+"""Options that several commands have, and how they print what they found."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+ConfigFile = Annotated[
+    str | None,
+    typer.Option("-c", "--config", metavar="FILE", help="Settings: a file here, in configs/, or a shipped recipe."),
+]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one setting; may be given many times."),
+]
+Device = Annotated[str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda, cuda:1 or mps.")]
+Name = Annotated[str | None, typer.Option("--name", metavar="NAME", help="Name of the run, else RECIPE.SRC-TGT.")]
+RunFolder = Annotated[
+    Path | None,
+    typer.Option("--run", metavar="FOLDER", help="The run to use, else the newest whose training is finished."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Processes = Annotated[
+    int, typer.Option("--processes", metavar="N", min=1, help="Processes on this machine that share the training.")
+]
+
+
+def tell(facts: Any, lines: Iterable[str], as_json: bool) -> None:
+    """Print to stdout: the facts as JSON, or the lines."""
+    if as_json:
+        typer.echo(json.dumps(facts, ensure_ascii=False, indent=1))
+    else:
+        for line in lines:
+            typer.echo(line)
+
+
+def table(facts: dict[str, Any], indent: str = "") -> list[str]:
+    """Nested facts as aligned lines, names on the left."""
+    width = max((len(name) for name, value in facts.items() if not isinstance(value, dict)), default=0)
+    lines = []
+    for name, value in facts.items():
+        if isinstance(value, dict):
+            lines += [f"{indent}{name}", *table(value, indent + "  ")]
+        else:
+            shown = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else value
+            lines.append(f"{indent}{name:<{width}}  {shown}")
+    return lines

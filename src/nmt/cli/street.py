@@ -1,0 +1,147 @@
+"""The commands that walk the street, whole or in part."""
+
+import os
+import shlex
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nmt import config as settings
+from nmt import pipeline, stages
+from nmt.cli.options import AsJson, Changes, ConfigFile, Device, Name, Processes, table, tell
+from nmt.config import Config
+from nmt.errors import ConfigError
+
+if TYPE_CHECKING:
+    from nmt.training import TrainPaths
+
+Stages = Sequence[pipeline.Stage]
+
+
+def fetch(
+    corpus: Annotated[
+        str, typer.Argument(metavar="CORPUS", help="cmn, or the name that a corpus of yours shall have.")
+    ],
+    origin: Annotated[
+        str | None,
+        typer.Option("--from", metavar="PATH|URL", help="A file, a zip or a URL instead of the usual place."),
+    ] = None,
+    sha256: Annotated[str | None, typer.Option("--sha256", metavar="HEX", help="What the file must be.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Get a raw corpus into data/CORPUS/raw/."""
+    from nmt.corpus import fetch as fetch_corpus
+
+    facts = fetch_corpus(corpus, origin, stages.DATA / corpus / "raw", sha256)
+    tell(facts, table(facts), as_json)
+
+
+def clean(config: ConfigFile = None, changes: Changes = None, as_json: AsJson = False) -> None:
+    """Filter, normalise and split the raw corpus."""
+    from nmt.corpus import print_report
+
+    report = pipeline.read_json(_walk(config, changes, "clean").writes / "report.json")
+    tell(report, print_report(report), as_json)
+
+
+def bpe(config: ConfigFile = None, changes: Changes = None, as_json: AsJson = False) -> None:
+    """Train the subword vocabulary and prove it."""
+    certificate = pipeline.read_json(_walk(config, changes, "bpe").writes / "certificate.json")
+    tell(certificate, table(certificate), as_json)
+
+
+def encode(config: ConfigFile = None, changes: Changes = None, as_json: AsJson = False) -> None:
+    """Turn the clean text into token ids."""
+    counts = pipeline.read_json(_walk(config, changes, "encode").writes / "encode.json")
+    tell(counts, table(counts), as_json)
+
+
+def _walk(config: str | None, changes: Sequence[str] | None, upto: str) -> pipeline.Stage:
+    loaded = settings.load(config, changes or ())
+    return {stage.name: stage for stage in pipeline.run(partial(stages.street, loaded), upto)}[upto]
+
+
+def train(
+    config: ConfigFile = None,
+    changes: Changes = None,
+    name: Name = None,
+    device: Device = "auto",
+    processes: Processes = 1,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Begin again, whatever the run has.")] = False,
+    init_from: Annotated[
+        Path | None, typer.Option("--init-from", metavar="RUN", help="Begin with the weights of another run.")
+    ] = None,
+) -> None:
+    """Train the model, going on from the newest checkpoint of the run."""
+    loaded = settings.load(config, changes or ())
+    here = partial(stages.train_here, device=device, fresh=fresh, init_from=init_from)
+    if _launched():
+        states = pipeline.status(stages.street(loaded, name, trainer=here))
+        if any(state.word != "fresh" for state in states[:3]):
+            line = shlex.join(["nmt", "run", *_again(config, changes), "--upto", "encode"])
+            raise ConfigError(f"several processes can't make the data; make it first: {line}")
+        pipeline.act(states[3].stage)
+        return
+    options = [*_again(config, changes, name, device), *(["--fresh"] if fresh else [])]
+    options += ["--init-from", str(init_from)] if init_from else []
+    trainer = here if processes == 1 else partial(_launch, options, processes)
+    street = partial(stages.street, loaded, name, trainer=trainer)
+    if fresh:
+        pipeline.act({stage.name: stage for stage in pipeline.run(street, "encode")}["train"])
+    else:
+        pipeline.run(street, "train")
+
+
+def run(
+    config: ConfigFile = None,
+    changes: Changes = None,
+    name: Name = None,
+    device: Device = "auto",
+    processes: Processes = 1,
+    upto: Annotated[str | None, typer.Option("--upto", metavar="STAGE", help="The last stage to do.")] = None,
+) -> None:
+    """Walk the street from raw text to a score, skipping what is fresh."""
+    if _launched():
+        line = shlex.join(["nmt", "run", *_again(config, changes, name), "--processes", os.environ["WORLD_SIZE"]])
+        raise ConfigError(f"nmt run is one process, which starts others for the training alone: {line}")
+    loaded = settings.load(config, changes or ())
+    trainer = None if processes == 1 else partial(_launch, _again(config, changes, name, device), processes)
+    walked = pipeline.run(partial(stages.street, loaded, name, device=device, trainer=trainer), upto)
+    if upto in (None, "eval"):
+        tell(None, stages.score_lines(walked[-1].writes), False)
+
+
+def status(config: ConfigFile = None, changes: Changes = None, name: Name = None, as_json: AsJson = False) -> None:
+    """Say of each stage whether it is fresh, and why not; nothing is done."""
+    states = pipeline.status(stages.street(settings.load(config, changes or ()), name))
+    facts = [
+        {"stage": s.stage.name, "state": s.word, "reason": s.reason, "folder": str(s.stage.writes)} for s in states
+    ]
+    tell(facts, map(str, states), as_json)
+
+
+def _launched() -> bool:
+    """Whether torchrun, or our own launch, started this process as one of several."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+def _again(
+    config: str | None, changes: Sequence[str] | None, name: str | None = None, device: str = "auto"
+) -> list[str]:
+    """The same settings as words of another command line."""
+    words = ["-c", config] if config else []
+    words += [word for change in changes or () for word in ("--set", change)]
+    words += ["--name", name] if name else []
+    return words + (["--device", device] if device != "auto" else [])
+
+
+def _launch(options: list[str], processes: int, config: Config, paths: "TrainPaths") -> None:
+    """Train in several processes of this machine."""
+    from nmt.distributed import launch
+
+    code = launch(["train", *options], processes)
+    if code:
+        raise typer.Exit(code)

@@ -1,0 +1,67 @@
+"""The commands beside the street: what a training will cost, averaging, what a run holds, and the settings."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nmt import config as settings
+from nmt import stages
+from nmt.cli.options import AsJson, Changes, ConfigFile, Device, table, tell
+
+config_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Show or check the settings.")
+
+
+def plan(
+    config: ConfigFile = None,
+    changes: Changes = None,
+    device: Device = "auto",
+    measure: Annotated[bool, typer.Option("--measure", help="Time a few real steps and estimate the whole.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say what a training will cost before it begins."""
+    from nmt.plan import make_plan, plan_lines, seconds_a_step
+
+    loaded = settings.load(config, changes or ())
+    found = make_plan(loaded, stages.street(loaded))
+    if measure:
+        found |= {"measured": seconds_a_step(loaded, stages.street(loaded), device)}
+    tell(found, plan_lines(found), as_json)
+
+
+def average(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
+    last: Annotated[int, typer.Option("--last", min=1, help="How many of the newest checkpoints.")] = 5,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FOLDER", help="Where to; else RUN/average.")
+    ] = None,
+) -> None:
+    """Average the newest checkpoints of a run."""
+    from nmt.checkpoint import average as average_checkpoints
+
+    typer.echo(str(average_checkpoints(run, last, output or run / "average")))
+
+
+def info(
+    run: Annotated[
+        Path | None, typer.Argument(metavar="RUN", help="Folder of a run; else the newest finished.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what a run is: its state, its best score, its vocabulary and sizes."""
+    facts = stages.describe_run(run or stages.newest_run())
+    tell(facts, table(facts), as_json)
+
+
+@config_app.command("show")
+def show(config: ConfigFile = None, changes: Changes = None, as_json: AsJson = False) -> None:
+    """Print every setting with its sentence and, where it is no default, where it came from."""
+    loaded, origins = settings.load_with_origins(config, changes or ())
+    tell(settings.to_dict(loaded), settings.show(loaded, origins), as_json)
+
+
+@config_app.command("check")
+def check(config: ConfigFile = None, changes: Changes = None) -> None:
+    """Say all that is wrong with the settings; nothing is read but the file itself."""
+    loaded = settings.load(config, changes or ())
+    typer.echo(f"{loaded.recipe}: all settings are good ({loaded.data.corpus}, {loaded.direction}).")

@@ -1,0 +1,56 @@
+"""What can be mended only with both sides in view; each leaves a mended pair as it is. `translate` does none of it."""
+
+import re
+from collections import Counter
+
+Sides = tuple[str, str]
+
+_NOTE = re.compile("[（(](?:注|译注|译者注|編注|编注|譯注|譯者注)[：:][^（）()]*[）)]")
+_NOTE_ON_OTHER_SIDE = re.compile(r"\((?:note|translator|ed)\b|（注|（译|（譯", re.IGNORECASE)
+_STAGE = re.compile(
+    r" ?(?:\((?:laughter|applause|cheers|cheering|music)\)|（(?:笑声|笑聲|掌声|掌聲|鼓掌|欢呼|歡呼|音乐|音樂)）)",
+    re.IGNORECASE,
+)
+_PAIRED_TAG = re.compile(r"<([A-Za-z][A-Za-z0-9]*)(?:\s[^<>]*)?>([^<>]*)</\1>")
+_TAG = re.compile(r"<[^<>]*>")
+_CONTEXT = re.compile(r"^\?[a-z]+:")
+_HAN_ACCELERATOR = re.compile(r"[（(]([_&])([A-Za-z0-9])[）)]")
+
+
+def mend(left: str, right: str) -> Sides:
+    """Both sides without one-sided notes, stage directions, equal paired tags and keyboard accelerators."""
+    if "（" in left or "(" in left or "（" in right or "(" in right:
+        left, right = _without_notes(left, right), _without_notes(right, left)
+        left, right = _STAGE.sub("", left), _STAGE.sub("", right)
+        left, right = _without_accelerators(left, right)
+    if "<" in left and "<" in right:
+        left, right = _without_equal_tags(left, right)
+    return left, right
+
+
+def _without_notes(text: str, other: str) -> str:
+    return text if _NOTE_ON_OTHER_SIDE.search(other) else _NOTE.sub("", text)
+
+
+def _without_accelerators(left: str, right: str) -> Sides:
+    """`?verb:_View` and `查看(_V)` as `View` and `查看`, whichever side is which."""
+    for han, other, swapped in ((right, left, False), (left, right, True)):
+        found = _HAN_ACCELERATOR.search(han)
+        if found and re.search(re.escape(found[1]) + found[2], other, re.IGNORECASE):
+            han = _HAN_ACCELERATOR.sub("", han, count=1)
+            other = re.sub(f"{re.escape(found[1])}(?={found[2]})", "", _CONTEXT.sub("", other), count=1, flags=re.I)
+            return (han, other) if swapped else (other, han)
+    return left, right
+
+
+def _without_equal_tags(left: str, right: str) -> Sides:
+    """Tags with an end taken off where both sides have the same ones; others stay and the rules compare them."""
+    if Counter(_TAG.findall(left)) != Counter(_TAG.findall(right)):
+        return left, right
+    stripped = []
+    for text in (left, right):
+        before = None
+        while text != before:
+            before, text = text, _PAIRED_TAG.sub(r"\2", text)
+        stripped.append(text)
+    return stripped[0], stripped[1]

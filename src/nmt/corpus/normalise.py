@@ -1,0 +1,208 @@
+"""One line of one language into the form that the model sees: the same code for `clean` and for `translate`.
+
+The order is mojibake, entities, control and format characters, spaces, width and NFC, script, punctuation. A line is
+done when another turn changes nothing, so normalised text is normalised again into itself.
+"""
+
+import html
+import html.entities
+import json
+import re
+import unicodedata
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from nmt.corpus.script import HAN, has_han, simplify, traditionalise
+from nmt.errors import DataError
+from nmt.text import write_lines
+
+ZhScript = Literal["simplified", "traditional", "keep", "filter"]
+
+LARGEST_TURNS = 16
+"""Turns after which a line is taken as it is; every step shortens a line or maps it one way, so 3 are rare."""
+
+# ── both sides ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+_C1 = re.compile("[\x80-\x84\x86-\x9f]")  # U+0085 is a line separator, which is a space here.
+_ENTITY = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9A-Fa-f]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});")
+_SPLIT_ENTITY = re.compile(r"& ?(amp|quot|apos|lt|gt|nbsp|#39) ?;")
+_AMPERSANDS = re.compile(r"&(?:(?:amp|#38);)+")  # Escaped several times over; at once, so that no line takes many turns.
+# Of the format characters, the joiners stay where a script needs them (Arabic, Indic) or an emoji is made of them.
+_JOINS = "\u0600-\u109f\u1780-\u17ff\u200d\u2600-\u27bf\ufe0f\U0001f000-\U0001faff"
+_FORMAT = re.compile(
+    "[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u180e\u200b\u200e"
+    "\u200f\u202a-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb\U000110bd\U000110cd\U00013430-\U0001343f"
+    f"\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0001\U000e0020-\U000e007f]|(?<![{_JOINS}])[\u200c\u200d]"
+)
+_SPACES = re.compile(r"\s+")
+# NFKC would be wrong for Chinese: it makes half-width marks of ，！？（）： and three dots of an ellipsis.
+_KEPT_WIDE = "！（），：；？～"
+_WIDTH = {
+    code: unicodedata.normalize("NFKC", chr(code))
+    for code in (*range(0xFF01, 0xFF5F), *range(0xFF61, 0xFF65), *range(0xFFE0, 0xFFE7))
+    if chr(code) not in _KEPT_WIDE
+}
+_WIDTH |= str.maketrans("﹐﹑﹒﹔﹕﹖﹗﹙﹚﹛﹜﹝﹞﹟﹠﹡﹢﹣﹤﹥﹦﹨﹩﹪﹫", "，、.；：？！（）{}〔〕#&*+-<>=\\$%@")
+_WIDTH |= {0x2581: "_"}  # SentencePiece writes a space as U+2581.
+
+
+def repair(text: str) -> str:
+    """UTF-8 that was once read as Latin-1, undone where the whole line can be; other text stays."""
+    while _C1.search(text):
+        try:
+            text = text.encode("latin-1").decode("utf-8")
+        except UnicodeError:
+            break
+    return text
+
+
+def is_damaged(text: str) -> bool:
+    """Whether a character was lost to a wrong encoding: a C1 control or the replacement character."""
+    return "\ufffd" in text or _C1.search(text) is not None
+
+
+def unknown_entities(text: str) -> list[str]:
+    """Names such as `&product;` that HTML doesn't define: variables of some document."""
+    return [found for found in _ENTITY.findall(text) if _entity(found) == found] if "&" in text else []
+
+
+def _entity(found: str) -> str:
+    return html.unescape(found) if found[1] == "#" else html.entities.html5.get(found[1:], found)
+
+
+def _tidy(text: str) -> str:
+    if "&" in text:
+        text = _AMPERSANDS.sub("&", _SPLIT_ENTITY.sub(r"&\1;", text))
+        text = _ENTITY.sub(lambda found: _entity(found[0]), text)
+    text = _FORMAT.sub("", text)
+    if not text.isascii():
+        text = unicodedata.normalize("NFC", text.translate(_WIDTH))
+    return _SPACES.sub(" ", text).strip()
+
+
+# ── a side written in Han characters ────────────────────────────────────────────────────────────────────────────────
+
+_WIDE = "，。！？：；、（）《》〈〉【】「」『』“”"
+_CJK = f"{HAN}{_WIDE}…·"
+_THOUSANDS = re.compile(r"(?<=[0-9])，(?=[0-9]{3}(?![0-9]))|(?<=[0-9])：(?=[0-9])")
+_APOSTROPHE = re.compile("(?<=[A-Za-z])’(?=[A-Za-z])")
+_MIDDLE_DOT = re.compile(f"(?<=[{HAN}])[•‧・∙⋅](?=[{HAN}])")
+_BRACKETS = re.compile(r"\(([^()（）]+)\)")
+_CJK_MARK = re.compile(f"[{_CJK}]")
+_SPACED_MARK = re.compile(rf"(?<=[{_CJK}]) (?=[,.?!:;](?![A-Za-z0-9:.]))")
+_STOP_AFTER_HAN = re.compile(rf"(?<=[{_CJK}])[?!]+")
+_STOP_AFTER_LATIN = re.compile(rf"(?<=[A-Za-z0-9])[?!]+(?=[”’）」』]|[{HAN}]|$)")
+_COLON = re.compile(rf"(?<=[{_CJK}])(?::(?![:)(/\\DP-]|[A-Za-z_+-]+:)|;)")
+_COMMA = re.compile(rf"(?<=[{_CJK}]),|,(?= ?[{HAN}“「《（])")
+_FULL_STOP = re.compile(rf"(?<=[{_CJK}A-Za-z])\.(?=[”’）」』]*$)")
+_LATIN_GAP = re.compile(f"(?<=[{HAN}]) (?=[A-Za-z0-9])|(?<=[A-Za-z0-9]) (?=[{HAN}])")
+_WIDE_GAP = re.compile(f" (?=[{_WIDE}])|(?<=[{_WIDE}]) ")
+_SEGMENT = re.compile(rf"[{HAN}]{{1,4}}|[A-Za-z0-9]+|[^\w\s]+")
+_HAN_GAP = re.compile(f"(?<=[{HAN}]) (?=[{HAN}])")
+_TO_WIDE = str.maketrans("?!:;,.", "？！：；，。")
+
+
+def _widen(found: re.Match[str]) -> str:
+    return found[0].translate(_TO_WIDE)
+
+
+def _widen_brackets(found: re.Match[str]) -> str:
+    before = found.string[max(0, found.start() - 1) : found.start()]
+    return f"（{found[1]}）" if has_han(found[1]) or _CJK_MARK.match(before) else found[0]
+
+
+def _punctuate_han(text: str, zh_script: ZhScript) -> str:
+    """Full-width marks beside Han characters; quotes as the script has them; no spaces that only set words apart."""
+    if not has_han(text):
+        return text
+    if " " in text:
+        tokens = text.split(" ")
+        if len(_HAN_GAP.findall(text)) >= 2 and all(map(_SEGMENT.fullmatch, tokens)):
+            text = _HAN_GAP.sub("", text)
+        text = _SPACED_MARK.sub("", text)
+    text = _THOUSANDS.sub(lambda found: ":" if found[0] == "：" else ",", text)
+    text = _MIDDLE_DOT.sub("·", _APOSTROPHE.sub("'", text))
+    if '"' in text and text.count('"') % 2 == 0:
+        parts = text.split('"')
+        text = "".join(part + "“”"[n % 2] for n, part in enumerate(parts[:-1])) + parts[-1]
+    if zh_script == "simplified":
+        text = text.translate(_SIMPLIFIED_QUOTES)
+    text = _BRACKETS.sub(_widen_brackets, text)
+    text = _STOP_AFTER_LATIN.sub(_widen, _STOP_AFTER_HAN.sub(_widen, text))
+    text = _COMMA.sub(_widen, _COLON.sub(_widen, text))
+    if text.count(".") == 1:
+        text = _FULL_STOP.sub("。", text)
+    return _LATIN_GAP.sub("", _WIDE_GAP.sub("", text)) if " " in text else text
+
+
+_SIMPLIFIED_QUOTES = str.maketrans("「」『』", "“”‘’")
+
+# ── a side written with spaces ──────────────────────────────────────────────────────────────────────────────────────
+
+_NARROW = str.maketrans("，。！？：；、（）～‘’‚‛“”„‟…", ",.!?:;,()~''''\"\"\"\".")
+_NARROW[ord("…")] = "..."
+_DOUBLE_STOP = re.compile(r"\.?。\.?")
+_WIDE_BEFORE_WORD = re.compile(r"(?<![0-9])[，：](?=\w)|[，：](?=[^\W0-9])|[。！？；、）](?=\w)")
+_WIDE_AFTER_WORD = re.compile(r"(?<=\w)（")
+_LOOSE_MARK = re.compile(r"(?<=[^ ]) (?=[,.?!](?:[ \"')]|$))")
+_CLITIC = re.compile(r"(?<=[A-Za-z]) (?=(?:'(?:s|re|ve|ll|m)|n't)\b(?!'))")
+
+
+def _punctuate_spaced(text: str, lang: str) -> str:
+    """ASCII marks, none with a space before it, and no apostrophe apart from its word."""
+    if not text.isascii():
+        text = _WIDE_BEFORE_WORD.sub(lambda found: found[0] + " ", _DOUBLE_STOP.sub("。", text))
+        text = _WIDE_AFTER_WORD.sub(" （", text).translate(_NARROW)
+    if " " in text and lang != "fr":  # French sets its marks apart.
+        text = _CLITIC.sub("", _LOOSE_MARK.sub("", text))
+    return text
+
+
+# ── the whole ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Normaliser:
+    """What `clean` does to a line and `translate` to its input; small and picklable."""
+
+    zh_script: ZhScript
+    han: Mapping[str, bool]
+    """For each language whether its side is written in Han characters, as found in the corpus itself."""
+
+    def __call__(self, text: str, lang: str) -> str:
+        """The line in normal form: one line, no TAB, and itself when normalised again."""
+        if lang not in self.han:
+            raise DataError(f"no normalisation for language {lang!r}; this corpus has {', '.join(self.han)}.")
+        text = repair(text)
+        for _ in range(LARGEST_TURNS):
+            before, text = text, self._turn(text, lang)
+            if text == before:
+                break
+        return text
+
+    def _turn(self, text: str, lang: str) -> str:
+        text = _tidy(text)
+        if not self.han[lang]:
+            return _punctuate_spaced(text, lang)
+        if self.zh_script == "simplified":
+            text = simplify(text)
+        elif self.zh_script == "traditional":
+            text = traditionalise(text)
+        return _punctuate_han(text, self.zh_script)
+
+    @staticmethod
+    def load(path: str | Path) -> "Normaliser":
+        """The normaliser that `save` wrote."""
+        try:
+            found = json.loads(Path(path).read_text(encoding="utf-8"))
+            script, han = found["zh_script"], found["han"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DataError(f"cannot read {path}: {error}; run `nmt clean` again.") from error
+        if script not in ("simplified", "traditional", "keep", "filter") or not isinstance(han, dict):
+            raise DataError(f"{path} isn't a normalisation that this version knows; run `nmt clean` again.")
+        return Normaliser(script, {str(lang): bool(is_han) for lang, is_han in han.items()})
+
+    def save(self, path: str | Path) -> None:
+        write_lines(path, [json.dumps({"zh_script": self.zh_script, "han": dict(self.han)}, ensure_ascii=False)])

@@ -1,0 +1,210 @@
+"""The rules of `clean`: pure functions of one normalised pair, in one table; the first that objects names the drop.
+
+Rules look at the script of each side, found in the text, and not at the names of the languages. Their defaults are
+for human translations: rules of the usual tools that reject most of a good English-Chinese corpus (word ratios with
+Chinese split at spaces, numbers that must agree) are absent or off.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from typing import NamedTuple
+
+from nmt.config import CleanConfig
+from nmt.corpus.normalise import is_damaged, unknown_entities
+from nmt.corpus.script import han_share, has_han, letters, simplify, units
+
+SHORT = 3
+"""Words, units or bytes up to which a side is too short for a ratio to mean anything."""
+
+
+class Pair(NamedTuple):
+    """Both sides of a row, normalised; `raw` is the row as found and `han` says which side is in Han characters."""
+
+    sides: tuple[str, str]
+    han: tuple[bool, bool]
+    raw: tuple[str, str]
+
+
+class Rule(NamedTuple):
+    """A reason to drop a pair."""
+
+    name: str
+    setting: str
+    """What it goes by in CleanConfig; none for what no training can use."""
+    objects: Callable[[Pair, CleanConfig], bool]
+    means: str
+
+
+def _length(text: str, is_han: bool) -> int:
+    return units(text) if is_han else len(text.split())
+
+
+def _damaged(pair: Pair, settings: CleanConfig) -> bool:
+    return settings.drop_damaged and any(map(is_damaged, (*pair.raw, *pair.sides)))
+
+
+def _empty(pair: Pair, settings: CleanConfig) -> bool:
+    return not all(pair.sides)
+
+
+def _too_long(pair: Pair, settings: CleanConfig) -> bool:
+    most = [settings.max_units if is_han else settings.max_words for is_han in pair.han]
+    # A side of n characters has at most n units, and most sides are short: no need to count them.
+    return any(
+        len(text) > limit and _length(text, is_han) > limit
+        for text, is_han, limit in zip(pair.sides, pair.han, most, strict=True)
+    )
+
+
+def _copy(pair: Pair, settings: CleanConfig) -> bool:
+    if not settings.drop_copies:
+        return False
+    left, right = (_WORDS.findall(text.casefold()) for text in pair.sides)
+    return left == right and any(map(letters, pair.sides))
+
+
+_WORDS = re.compile(r"[^\W_]+")
+
+
+def _no_han(pair: Pair, settings: CleanConfig) -> bool:
+    return any(is_han and not has_han(text) for text, is_han in zip(pair.sides, pair.han, strict=True))
+
+
+def _no_letter(pair: Pair, settings: CleanConfig) -> bool:
+    return not all(map(letters, pair.sides))
+
+
+def _little_han(pair: Pair, settings: CleanConfig) -> bool:
+    return any(
+        is_han and han_share(text) < settings.min_han_share for text, is_han in zip(pair.sides, pair.han, strict=True)
+    )
+
+
+def _much_han(pair: Pair, settings: CleanConfig) -> bool:
+    return any(
+        not is_han and not text.isascii() and han_share(text) > settings.max_han_share
+        for text, is_han in zip(pair.sides, pair.han, strict=True)
+    )
+
+
+def _ratio(pair: Pair, settings: CleanConfig) -> bool:
+    if pair.han[0] == pair.han[1]:
+        return False
+    words, han_units = (
+        _length(text, is_han) for is_han, text in sorted(zip(pair.han, pair.sides, strict=True), key=lambda side: side[0])
+    )
+    if max(words, han_units) <= SHORT:
+        return False
+    return not settings.min_ratio * han_units <= words <= settings.max_ratio * han_units
+
+
+def _bytes(pair: Pair, settings: CleanConfig) -> bool:
+    if max(map(_length, pair.sides, pair.han)) <= SHORT:
+        return False
+    short, long = sorted(len(text.encode(errors="replace")) for text in pair.sides)
+    return long > settings.max_byte_ratio * short
+
+
+_TAG = re.compile(r"</?[A-Za-z][A-Za-z0-9:]*(?:\s[^<>]*=[^<>]*)?/?>")
+_FORMULA = re.compile(r"\$[^$]*[\\^_{}][^$]*\$")
+_PLACEHOLDER = re.compile(
+    r"(?<![0-9%])%(?:[0-9]+\$)?([-+0#]*[0-9]*(?:\.[0-9]+)?(?:hh|ll|[hlzjt])?[diouxXeEfgGcsp])(?![A-Za-z])"
+)
+
+
+def marks(text: str) -> Counter[str]:
+    """Tags, formulas, printf placeholders (without their positions) and unknown entities, each with its count."""
+    found: list[str] = []
+    if "<" in text:
+        found += _TAG.findall(text)
+    if "$" in text:
+        found += _FORMULA.findall(text)
+    if "%" in text:
+        found += _PLACEHOLDER.findall(text)
+    return Counter(found)
+
+
+def _markup(pair: Pair, settings: CleanConfig) -> bool:
+    if not settings.drop_markup:
+        return False
+    left, right = pair.sides
+    return marks(left) != marks(right) or any(map(unknown_entities, pair.sides))
+
+
+_PINYIN = re.compile("[āēīōūǖáéíóúǘǎěǐǒǔǚàèìòùǜ]", re.IGNORECASE)
+_LATIN_RUN = re.compile(r"[^\W\d_\u3000-\U0010ffff]+(?:[ ',.!?]+[^\W\d_\u3000-\U0010ffff]+)+")
+
+
+def _glossed(pair: Pair, settings: CleanConfig) -> bool:
+    """Pinyin beside the characters: at least two words in Latin letters, two tone marks among them."""
+    return settings.drop_pinyin and any(
+        is_han and len(_PINYIN.findall(text)) >= 2 and any(len(_PINYIN.findall(run)) >= 2 for run in _LATIN_RUN.findall(text))
+        for text, is_han in zip(pair.sides, pair.han, strict=True)
+    )
+
+
+def _wrong_script(pair: Pair, settings: CleanConfig) -> bool:
+    return settings.zh_script == "filter" and any(
+        is_han and simplify(text) != text for text, is_han in zip(pair.sides, pair.han, strict=True)
+    )
+
+
+_CANTONESE = re.compile("[嘅喺咗唔佢冇啲嚟哋]")
+
+
+def _cantonese(pair: Pair, settings: CleanConfig) -> bool:
+    # One such character may be a name: 泰唔士河.
+    return settings.drop_cantonese and any(
+        is_han and len(_CANTONESE.findall(text)) >= 2 for text, is_han in zip(pair.sides, pair.han, strict=True)
+    )
+
+
+# Not \b: to it a Han character is a letter, and 2011年 would hold no number.
+_NUMBER = re.compile(r"(?<![0-9.,])[0-9][0-9,]*(?:\.[0-9]+)?(?![0-9])(万|亿|萬|億)?")
+_MYRIADS = {"万": 4, "萬": 4, "亿": 8, "億": 8}
+
+
+def _long_numbers(text: str) -> set[str]:
+    """Numbers of four digits or more and decimals, without commas, 万 and 亿 written out."""
+    found = set()
+    for match in _NUMBER.finditer(text):
+        whole, _, part = match[0].removesuffix(match[1] or "").replace(",", "").partition(".")
+        zeros = _MYRIADS.get(match[1] or "", 0)
+        part = part.rstrip("0")
+        whole, part = (whole + part[:zeros].ljust(zeros, "0")).lstrip("0"), part[zeros:]
+        if part or len(whole) >= 4:
+            found.add(f"{whole}.{part}")
+    return found
+
+
+def _numbers(pair: Pair, settings: CleanConfig) -> bool:
+    if not settings.drop_numbers:
+        return False
+    left, right = map(_long_numbers, pair.sides)
+    return bool(left and right) and not left & right
+
+
+RULES = (
+    Rule("damaged", "drop_damaged", _damaged, "characters lost to a wrong encoding"),
+    Rule("empty", "", _empty, "a side without text"),
+    Rule("length", "max_words, max_units", _too_long, "a side longer than the limit"),
+    Rule("copy", "drop_copies", _copy, "both sides equal"),
+    Rule("no_letter", "", _no_letter, "a side without a letter"),
+    Rule("no_han", "", _no_han, "no Han character on the Han side"),
+    Rule("han_share", "min_han_share", _little_han, "few Han characters on the Han side"),
+    Rule("other_han", "max_han_share", _much_han, "Han characters on the other side"),
+    Rule("ratio", "min_ratio, max_ratio", _ratio, "too few or too many words for the units"),
+    Rule("bytes", "max_byte_ratio", _bytes, "one side too long for the other in bytes"),
+    Rule("markup", "drop_markup", _markup, "tags, formulas, placeholders differ, or an unknown entity"),
+    Rule("pinyin", "drop_pinyin", _glossed, "Pinyin beside the characters"),
+    Rule("script", "zh_script", _wrong_script, "Traditional characters"),
+    Rule("cantonese", "drop_cantonese", _cantonese, "Cantonese"),
+    Rule("numbers", "drop_numbers", _numbers, "long numbers that all disagree"),
+)
+"""In the order that they are asked."""
+
+
+def first_objection(pair: Pair, settings: CleanConfig) -> str | None:
+    """The name of the first rule that objects to the pair, or None."""
+    return next((rule.name for rule in RULES if rule.objects(pair, settings)), None)

@@ -1,0 +1,200 @@
+"""encode: clean text as memory-mapped token ids, and the parallel corpus that training reads.
+
+Each split and language has two files: `NAME.ids`, all tokens of all sentences one after another (16 bits where the
+vocabulary allows), each sentence with its eos, and `NAME.offsets`, where each begins. `meta.json` says the rest.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nmt.batching import Numbers
+from nmt.config import EncodeConfig
+from nmt.errors import DataError
+from nmt.symbols import EOS
+from nmt.text import lines_of
+from nmt.tokenizer import Tokenizer, load_tokenizers
+
+FORMAT = 1
+WINDOW = 50_000
+"""Pairs that are held in memory at a time while encoding."""
+
+SPLITS = ("train", "dev", "test")
+
+
+@dataclass(frozen=True)
+class Column:
+    """One language's sentences as token ids, each ending with eos."""
+
+    ids: npt.NDArray[Any]
+    offsets: Numbers
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, row: int) -> npt.NDArray[Any]:
+        return self.ids[self.offsets[row] : self.offsets[row + 1]]
+
+    @property
+    def lengths(self) -> Numbers:
+        """Tokens of each sentence, eos counted."""
+        return np.diff(self.offsets)
+
+
+@dataclass(frozen=True)
+class ParallelDataset:
+    """Pairs of sentences as token ids."""
+
+    src: Column
+    tgt: Column
+    rows: Numbers
+    """For each pair the line of the clean text that it came from, from 0."""
+
+    def __len__(self) -> int:
+        return len(self.src)
+
+    def take(self, pairs: Numbers) -> tuple[list[npt.NDArray[Any]], list[npt.NDArray[Any]]]:
+        """The ids of both sides of these pairs."""
+        return [self.src[int(i)] for i in pairs], [self.tgt[int(i)] for i in pairs]
+
+
+def encode_corpus(
+    clean: Path, bpe: Path, settings: EncodeConfig, languages: tuple[str, ...], out: Path
+) -> dict[str, Any]:
+    """Encode every split of `clean` with the tokenizer in `bpe` into `out`; returns the counts, as in meta.json.
+
+    Pairs with a side over `settings.max_tokens` are dropped and counted; none is cut. Raises DataError when nothing
+    is left to train on.
+    """
+    tokenizers = load_tokenizers(bpe, languages[0], languages[1])
+    meta: dict[str, Any] = {"format": FORMAT, "languages": list(languages), "splits": {}}
+    for split in SPLITS:
+        meta["splits"][split] = _encode_split(clean, split, tokenizers, settings.max_tokens, languages, out)
+    meta["sha256"] = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(out.iterdir())}
+    meta["vocab_size"] = [len(tokenizer) for tokenizer in tokenizers]
+    (out / "meta.json").write_text(json.dumps(meta, indent=2, sort_keys=True) + "\n")
+    for split in ("train", "dev"):
+        if not meta["splits"][split]["pairs"]:
+            raise DataError(f"no {split} pair of {clean} is left; encode.max_tokens is {settings.max_tokens}.")
+    return meta
+
+
+def _encode_split(
+    clean: Path,
+    split: str,
+    tokenizers: tuple[Tokenizer, Tokenizer],
+    max_tokens: int,
+    languages: tuple[str, ...],
+    out: Path,
+) -> dict[str, int]:
+    kept: list[int] = []
+    lengths: tuple[list[int], list[int]] = ([], [])
+    read = 0
+    dtypes = [np.uint16 if len(tokenizer) <= 2**16 else np.uint32 for tokenizer in tokenizers]
+    streams = [open(out / f"{split}.{language}.ids", "wb") for language in languages]  # noqa: SIM115
+    try:
+        for window in _windows(clean, split, languages):
+            sides = [tokenizer.encode(lines) for tokenizer, lines in zip(tokenizers, window, strict=True)]
+            for row, pair in enumerate(zip(*sides, strict=True), read):
+                if max(map(len, pair)) + 1 <= max_tokens:
+                    kept.append(row)
+                    for side, ids in enumerate(pair):
+                        lengths[side].append(len(ids) + 1)
+                        streams[side].write(np.array([*ids, EOS], dtype=dtypes[side]).tobytes())
+            read += len(window[0])
+    finally:
+        for stream in streams:
+            stream.close()
+    for language, column in zip(languages, lengths, strict=True):
+        np.concatenate([[0], np.cumsum(column, dtype=np.int64)]).astype(np.int64).tofile(
+            out / f"{split}.{language}.offsets"
+        )
+    np.array(kept, dtype=np.int64).tofile(out / f"{split}.rows")
+    counts = {"pairs": len(kept), "dropped": read - len(kept)}
+    return counts | {f"{name}_tokens": sum(column) for name, column in zip(languages, lengths, strict=True)}
+
+
+def _windows(clean: Path, split: str, languages: Sequence[str]) -> Iterator[list[list[str]]]:
+    """The lines of a split in windows, one list for each language."""
+    window: list[list[str]] = [[] for _ in languages]
+    paths = [clean / f"{split}.{language}" for language in languages]
+    with open(paths[0], "rb") as left, open(paths[1], "rb") as right:
+        try:
+            for pair in zip(lines_of(left), lines_of(right), strict=True):
+                for side, (text, _) in zip(window, pair, strict=True):
+                    side.append(text)
+                if len(window[0]) == WINDOW:
+                    yield window
+                    window = [[] for _ in languages]
+        except ValueError as error:
+            raise DataError(
+                f"{paths[0]} and {paths[1]} have different numbers of lines; run nmt clean again."
+            ) from error
+    if window[0]:
+        yield window
+
+
+def read_meta(folder: Path) -> dict[str, Any]:
+    """meta.json of an encode folder; raises DataError if it isn't one of this format."""
+    try:
+        meta: dict[str, Any] = json.loads((folder / "meta.json").read_text())
+    except (OSError, ValueError) as error:
+        raise DataError(f"{folder} is no folder of encoded data ({error}); run nmt encode.") from error
+    if meta.get("format") != FORMAT:
+        raise DataError(f"{folder} has format {meta.get('format')}, this nmt reads {FORMAT}; run nmt encode.")
+    return meta
+
+
+def open_dataset(folder: Path, split: str, src: str, tgt: str) -> ParallelDataset:
+    """The split of an encode folder, memory-mapped, from `src` into `tgt`."""
+    meta = read_meta(folder)
+    sizes = dict(zip(meta["languages"], meta["vocab_size"], strict=True))
+
+    def column(language: str) -> Column:
+        if language not in sizes:
+            raise DataError(f"{folder} has {', '.join(sizes)}, not {language}; check data.src and data.tgt.")
+        offsets = np.fromfile(folder / f"{split}.{language}.offsets", dtype=np.int64)
+        dtype = np.uint16 if sizes[language] <= 2**16 else np.uint32
+        path = folder / f"{split}.{language}.ids"
+        # An empty file cannot be mapped.
+        ids = np.memmap(path, dtype=dtype, mode="r") if offsets[-1] else np.zeros(0, dtype)
+        if len(ids) != offsets[-1]:
+            raise DataError(
+                f"{path} has {len(ids):,} tokens, but {int(offsets[-1]):,} are listed; run nmt encode again."
+            )
+        return Column(ids, offsets)
+
+    return ParallelDataset(column(src), column(tgt), np.fromfile(folder / f"{split}.rows", dtype=np.int64))
+
+
+def resample(
+    plain: ParallelDataset,
+    text: tuple[Sequence[str], Sequence[str]],
+    tokenizers: tuple[Tokenizer, Tokenizer],
+    dropout: float,
+    seed: int,
+    max_tokens: int,
+) -> ParallelDataset:
+    """The same pairs cut anew by BPE-dropout, a pure function of its arguments; `text` holds the lines of `plain.rows`.
+
+    A pair that became longer than `max_tokens` keeps its plain pieces.
+    """
+    sides = [
+        tokenizer.encode_sampled(lines, dropout, seed * 2 + side)
+        for side, (tokenizer, lines) in enumerate(zip(tokenizers, text, strict=True))
+    ]
+    too_long = {i for side in sides for i, ids in enumerate(side) if len(ids) + 1 > max_tokens}
+
+    def column(side: list[list[int]], plain: Column) -> Column:
+        rows = [plain[i].tolist() if i in too_long else [*ids, EOS] for i, ids in enumerate(side)]
+        lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
+        flat = np.fromiter((i for row in rows for i in row), dtype=plain.ids.dtype, count=int(lengths.sum()))
+        return Column(flat, np.concatenate([[0], np.cumsum(lengths)]))
+
+    return ParallelDataset(column(sides[0], plain.src), column(sides[1], plain.tgt), plain.rows)

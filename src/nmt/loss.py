@@ -1,0 +1,74 @@
+"""Label-smoothed cross-entropy that never holds the scores of all tokens at once.
+
+Shapes: N real target tokens, D model width, V vocabulary.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+CHUNK = 256
+"""Rows of scores that exist at a time; 128 to 512 are equally fast on a CPU."""
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    """Output projection, softmax and loss in chunks, the gradients made on the way forward.
+
+    Of N x V scores only CHUNK x V exist. The gradient of the sum with respect to the scores is softmax - q, where q
+    is the smoothed target distribution.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, target_N: Tensor, smoothing: float) -> Any:
+        vocabulary = len(weight_VD)
+        dtype = (
+            torch.get_autocast_dtype(hidden_ND.device.type)
+            if torch.is_autocast_enabled(hidden_ND.device.type)
+            else hidden_ND.dtype
+        )
+        with torch.autocast(hidden_ND.device.type, enabled=False):
+            hidden, weight = hidden_ND.to(dtype), weight_VD.to(dtype)
+            grad_hidden_ND = torch.empty_like(hidden)
+            grad_weight_VD = torch.zeros_like(weight_VD)
+            # float64 stays float64 for tests; half precision gets float32 scores.
+            exact = torch.promote_types(dtype, torch.float32)
+            loss, nll = hidden.new_zeros((), dtype=exact), hidden.new_zeros((), dtype=exact)
+            buffer_CV = hidden.new_empty(min(CHUNK, len(hidden)), vocabulary)
+            for start in range(0, len(hidden), CHUNK):
+                hidden_CD, target_C1 = hidden[start : start + CHUNK], target_N[start : start + CHUNK, None]
+                score_CV = torch.mm(hidden_CD, weight.t(), out=buffer_CV[: len(hidden_CD)]).to(exact)
+                lse_C1 = score_CV.logsumexp(1, keepdim=True)
+                nll_C1 = lse_C1 - score_CV.gather(1, target_C1)
+                nll += nll_C1.sum()
+                # -sum_v q_v log p_v with q = (1-e) onehot + e/V
+                loss += (1 - smoothing) * nll_C1.sum() + smoothing * (lse_C1.sum() - score_CV.sum() / vocabulary)
+                score_CV.sub_(lse_C1).exp_().sub_(smoothing / vocabulary)
+                score_CV.scatter_add_(1, target_C1, torch.full_like(nll_C1, smoothing - 1))
+                grad_CV = score_CV.to(dtype)
+                torch.mm(grad_CV, weight, out=grad_hidden_ND[start : start + CHUNK])
+                if dtype == weight_VD.dtype:
+                    grad_weight_VD.addmm_(grad_CV.t(), hidden_CD)
+                else:
+                    grad_weight_VD += grad_CV.t() @ hidden_CD
+        ctx.save_for_backward(grad_hidden_ND, grad_weight_VD)
+        ctx.hidden_dtype = hidden_ND.dtype
+        ctx.mark_non_differentiable(nll)
+        return loss, nll
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        grad_hidden_ND, grad_weight_VD = ctx.saved_tensors
+        return (grad_hidden_ND * grad).to(ctx.hidden_dtype), grad_weight_VD * grad, None, None
+
+
+def label_smoothed_loss(
+    hidden_ND: Tensor, weight_VD: Tensor, target_N: Tensor, smoothing: float
+) -> tuple[Tensor, Tensor]:
+    """Cross-entropy and negative log-likelihood in nats, both summed over N real target tokens.
+
+    The target distribution is (1-smoothing) onehot + smoothing/V (Szegedy et al. 2016, section 7). Only the first has
+    a gradient. Scores are float32 whatever the precision of the products.
+    """
+    loss, nll = _LinearCrossEntropy.apply(hidden_ND, weight_VD, target_N, smoothing)  # type: ignore[no-untyped-call]
+    return loss, nll

@@ -1,0 +1,330 @@
+"""Stages, and whether what they made is still what they would make: fingerprints, stamps, `run` and `status`.
+
+A stage is a plain value. Its fingerprint covers its name, its settings, its format number and the content of what it
+reads; the stamp in its folder holds the fingerprint that the folder was made with. Nothing here knows which stages
+there are.
+"""
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import platform
+import re
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+from nmt.config import differences
+from nmt.errors import ConfigError, DataError
+
+log = logging.getLogger(__name__)
+
+STAMP = "stamp.json"
+"""Written last: a folder without it was never finished."""
+
+ContentHash = Callable[[Path], str]
+"""SHA-256 of a file's content, in hex."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One house of the street."""
+
+    name: str
+    reads: Mapping[str, Path]
+    """Each file that is read, under a name that is the same on every machine."""
+    hashes: Mapping[str, str]
+    """The content of the same files, as far as they exist."""
+    settings: Mapping[str, Any]
+    """What the result depends on, as plain values."""
+    action: Callable[[Path], None]
+    """Does the work, into the folder that it is given."""
+    writes: Path
+    """The folder that the result lies in."""
+    result: str = ""
+    """The part of the folder that others rely on. A stage that names one works in `writes` itself and goes on there
+    after an interruption; any other works beside it and starts over."""
+    format: int = 1
+    """Goes up when the same settings and files would now make something else."""
+
+    @property
+    def missing(self) -> list[Path]:
+        """What is read but isn't there yet."""
+        return [path for name, path in self.reads.items() if name not in self.hashes]
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 in hex; empty while something that is read is missing."""
+        if self.missing:
+            return ""
+        facts = {"name": self.name, "format": self.format, "settings": self.settings, "reads": self.hashes}
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class State:
+    """How things stand with a stage, and why."""
+
+    stage: Stage
+    word: Literal["fresh", "stale", "waits"]
+    reason: str = ""
+
+    def __str__(self) -> str:
+        if self.word == "fresh":
+            return f"{self.stage.name}: fresh ({self.stage.writes})"
+        return f"{self.stage.name}: {self.word} {'for' if self.word == 'waits' else '-'} {self.reason}"
+
+
+# ── what a stage reads ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@contextlib.contextmanager
+def remembered_hashes(memory: Path) -> Iterator[ContentHash]:
+    """A content hash that reads a file again only when its size or modification time has changed.
+
+    `memory` may be lost, or be written by several processes at once: that costs time, never a wrong answer.
+    """
+    known: dict[str, Any] = read_json(memory)
+    before = dict(known)
+
+    def content_hash(path: Path) -> str:
+        facts, place = path.stat(), os.path.abspath(path)
+        entry = known.get(place)
+        if isinstance(entry, list) and entry[:2] == [facts.st_size, facts.st_mtime_ns] and len(entry) == 3:
+            return str(entry[2])
+        with path.open("rb") as stream:
+            found = hashlib.file_digest(stream, "sha256").hexdigest()
+        # A file that was written a moment ago may be written again with the same size within one tick of the clock.
+        if time.time_ns() - facts.st_mtime_ns > 2_000_000_000:
+            known[place] = [facts.st_size, facts.st_mtime_ns, found]
+        return found
+
+    yield content_hash
+    if known != before and memory.parent.is_dir():
+        with contextlib.suppress(OSError):
+            _write_json(memory, {place: entry for place, entry in known.items() if os.path.exists(place)})
+
+
+def make_stage(
+    name: str,
+    *,
+    reads: Mapping[str, Path],
+    settings: Mapping[str, Any],
+    action: Callable[[Path], None],
+    writes: Path,
+    content_hash: ContentHash,
+    result: str = "",
+    format: int = 1,
+) -> Stage:
+    """A stage; a folder among `reads` stands for every file in it but its stamp."""
+    files: dict[str, Path] = {}
+    for role, path in reads.items():
+        if path.is_dir():
+            inside = sorted(file for file in path.rglob("*") if file.is_file() and file.name != STAMP)
+            files |= {f"{role}/{file.relative_to(path).as_posix()}": file for file in inside}
+        else:
+            files[role] = path
+    return Stage(
+        name=name,
+        reads=files,
+        hashes={role: content_hash(path) for role, path in files.items() if path.is_file()},
+        settings=json.loads(json.dumps(settings)),
+        action=action,
+        writes=writes,
+        result=result,
+        format=format,
+    )
+
+
+def numbered(stage: Stage) -> Stage:
+    """The stage with the start of its fingerprint in the name of its folder, so that equal settings share a folder."""
+    return replace(stage, writes=stage.writes.with_name(f"{stage.name}-{stage.fingerprint[:8] or '????????'}"))
+
+
+# ── how things stand ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def status(stages: Sequence[Stage]) -> list[State]:
+    """How things stand with each stage, in the same order; nothing is done."""
+    return [_state(stage, stages[:position]) for position, stage in enumerate(stages)]
+
+
+def _state(stage: Stage, before: Sequence[Stage]) -> State:
+    if stage.missing:
+        makers = [other.name for other in before if any(path.is_relative_to(other.writes) for path in stage.missing)]
+        if makers:
+            return State(stage, "waits", makers[0])
+        return State(stage, "stale", f"{stage.missing[0]} is missing")
+    stamp = read_stamp(stage.writes)
+    if stamp.get("fingerprint") == stage.fingerprint:
+        lost = _lost(stage.writes, stamp)
+        return State(stage, "stale", f"{lost[0]} is not as it was made") if lost else State(stage, "fresh")
+    return State(stage, "stale", _why(stage, stamp or _newest_stamp(stage)))
+
+
+def _why(stage: Stage, stamp: Mapping[str, Any]) -> str:
+    """What differs between `stamp` and the stage as it is now."""
+    if not stamp:
+        return "begun, not finished" if stage.result and stage.writes.is_dir() else "not made yet"
+    found = differences(stamp.get("settings", {}), stage.settings)
+    old, new = stamp.get("reads", {}), stage.hashes
+    found += [f"{name} is gone" for name in old if name not in new]
+    found += [f"{name} is new" for name in new if name not in old]
+    found += [f"{name} has changed" for name in new if name in old and old[name] != new[name]]
+    if stamp.get("format") != stage.format:
+        found.append(f"nmt now writes format {stage.format}, this is {stamp.get('format')}")
+    return "; ".join(found) or "made by another version of nmt"
+
+
+def _newest_stamp(stage: Stage) -> dict[str, Any]:
+    """The stamp of the folder that was made last by the same stage with other settings or files."""
+    if stage.result:
+        return {}
+    pattern = re.compile(re.escape(stage.name) + r"-[0-9a-f]{8}")
+    stamps = [s for s in stage.writes.parent.glob(f"{stage.name}-*/{STAMP}") if pattern.fullmatch(s.parent.name)]
+    return read_stamp(max(stamps, key=lambda path: path.stat().st_mtime_ns).parent) if stamps else {}
+
+
+def read_stamp(folder: Path) -> dict[str, Any]:
+    """The stamp of a folder; empty when there is none that can be read."""
+    return read_json(folder / STAMP)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty when there is none that can be read."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _lost(folder: Path, stamp: Mapping[str, Any]) -> list[Path]:
+    """Files that the stamp speaks of and that are gone or have another size."""
+    wrote = stamp.get("wrote", {})
+    return [folder / name for name, size in wrote.items() if _size(folder / name) != size]
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return -1
+
+
+# ── acting ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def run(street: Callable[[], list[Stage]], upto: str | None = None) -> list[Stage]:
+    """Do what isn't fresh, up to and with the stage `upto`, and say what is; returns the street as it is then.
+
+    The street is built anew before each stage, for the names of folders depend on what earlier stages wrote.
+    """
+    stages = street()
+    names = [stage.name for stage in stages]
+    if upto is not None and upto not in names:
+        raise ConfigError(f"there is no stage {upto}; the street has {', '.join(names)}.")
+    for position in range(names.index(upto) + 1 if upto else len(names)):
+        state = _state(stages[position], stages[:position])
+        log.info("%s", state)
+        if state.word != "fresh":
+            act(state.stage)
+            stages = street()
+    return stages
+
+
+def act(stage: Stage) -> None:
+    """Do the work of a stage, whether fresh or not, and put its stamp where the result is."""
+    if stage.missing:
+        raise DataError(f"{stage.name}: {stage.missing[0]} is missing.")
+    begun = time.monotonic()
+    if stage.result:
+        stage.writes.mkdir(parents=True, exist_ok=True)
+        stage.action(stage.writes)
+        put_stamp(stage, stage.writes, time.monotonic() - begun)
+        return
+    home = stage.writes.parent
+    home.mkdir(parents=True, exist_ok=True)
+    _sweep(home, stage.name)
+    part = home / f".{stage.writes.name}.{uuid.uuid4().hex[:8]}.part"
+    try:
+        part.mkdir()
+        stage.action(part)
+        put_stamp(stage, part, time.monotonic() - begun)
+        _move(part, stage)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    log.info("%s: done in %.1f s (%s)", stage.name, time.monotonic() - begun, stage.writes)
+
+
+def put_stamp(stage: Stage, folder: Path, seconds: float) -> None:
+    """Say that `folder` holds what the stage makes of its settings and files as they are now."""
+    result = folder / stage.result
+    _write_json(
+        folder / STAMP,
+        {
+            "stage": stage.name,
+            "fingerprint": stage.fingerprint,
+            "format": stage.format,
+            "settings": stage.settings,
+            "reads": stage.hashes,
+            "wrote": {
+                file.relative_to(folder).as_posix(): file.stat().st_size
+                for file in sorted(result.rglob("*"))
+                if file.is_file() and file.name != STAMP
+            },
+            "seconds": round(seconds, 3),
+            "versions": _versions(),
+        },
+    )
+
+
+def _move(part: Path, stage: Stage) -> None:
+    """Give a finished folder its name, unless another process has just put the same thing there."""
+    old = part.with_suffix(".old")
+    for last in (False, True):
+        try:
+            # Succeeds only where nothing is, so that nobody loses a folder that he has begun to read.
+            part.rename(stage.writes)
+            return
+        except OSError as error:
+            stamp = read_stamp(stage.writes)
+            if stamp.get("fingerprint") == stage.fingerprint and not _lost(stage.writes, stamp):
+                return
+            if last:
+                raise DataError(f"{stage.name}: cannot rename {part} to {stage.writes}: {error.strerror}.") from error
+        with contextlib.suppress(FileNotFoundError):
+            stage.writes.rename(old)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _sweep(home: Path, name: str) -> None:
+    """Remove what a killed process left behind, once it is a day old."""
+    for part in home.glob(f".{name}*.part"):
+        with contextlib.suppress(OSError):
+            if time.time() - part.stat().st_mtime > 86_400:
+                shutil.rmtree(part, ignore_errors=True)
+
+
+def _versions() -> dict[str, str]:
+    packages = {"python": platform.python_version()}
+    for name in ("nmt", "torch", "sentencepiece", "sacrebleu", "opencc"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            packages[name] = metadata.version(name)
+    return packages
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    part = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.part")
+    try:
+        part.write_text(json.dumps(value, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)

@@ -1,0 +1,159 @@
+"""The street: six stages, from raw text to a score. This page shows the whole project.
+
+raw text -> clean -> bpe -> encode -> train -> translate -> eval
+"""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nmt.config import Config, to_dict
+from nmt.errors import CheckpointError
+from nmt.pipeline import Stage, make_stage, numbered, read_json, remembered_hashes
+
+if TYPE_CHECKING:
+    from nmt.training import TrainPaths
+
+DATA, RUNS = Path("data"), Path("runs")
+
+Trainer = Callable[[Config, "TrainPaths"], None]
+"""Does a training: in this process, or in several that it starts."""
+
+
+def run_folder(config: Config, name: str | None = None) -> Path:
+    """Where a training lives: `runs/RECIPE.SRC-TGT`, or `runs/NAME`."""
+    return RUNS / (name or f"{config.recipe}.{config.direction}")
+
+
+def street(
+    config: Config, name: str | None = None, *, device: str = "auto", trainer: Trainer | None = None
+) -> list[Stage]:
+    """The six stages as they are now; `name` is that of the run, `trainer` does the training (default: right here)."""
+    from nmt.corpus import find_sources
+
+    corpus, run = DATA / config.data.corpus, run_folder(config, name)
+    src, tgt, languages = config.data.src, config.data.tgt, config.clean.columns
+    direction = {"src": src, "tgt": tgt}
+    sources = {**find_sources(corpus, config.clean), "dev": config.clean.dev, "test": config.clean.test}
+    text = [f"{split}.{lang}" for split in ("train", "dev", "test") for lang in languages]
+    models = ["joint.model"] if config.bpe.joint else [f"{lang}.model" for lang in languages]
+
+    with remembered_hashes(DATA / ".hashes.json") as content_hash:
+        make = partial(make_stage, content_hash=content_hash)
+
+        def data_stage(name: str, **facts: Any) -> Stage:
+            return numbered(make(name, writes=corpus / name, **facts))
+
+        clean = data_stage(
+            "clean",
+            reads={f"{source}/{i}": Path(path) for source, files in sources.items() for i, path in enumerate(files, 1)},
+            settings={"clean": _without(to_dict(config.clean), "sources", "dev", "test")},
+            action=partial(_clean, config, corpus),
+        )
+        bpe = data_stage(
+            "bpe",
+            reads=_files(clean, text) | {f"model/{i}": Path(path) for i, path in enumerate(config.bpe.model, 1)},
+            settings={"languages": list(languages), "bpe": _without(to_dict(config.bpe), "dropout", "model")},
+            action=partial(_bpe, config, clean.writes),
+        )
+        encode = data_stage(
+            "encode",
+            reads=_files(clean, text) | _files(bpe, models),
+            settings={"languages": list(languages), "encode": to_dict(config.encode)},
+            action=partial(_encode, config, clean.writes, bpe.writes),
+        )
+        # With BPE-dropout the training text is encoded afresh in each epoch, so the text is read as well.
+        dropout = config.bpe.dropout
+        train = make(
+            "train",
+            reads={"encode": encode.writes}
+            | _files(bpe, models)
+            | _files(clean, [f"dev.{src}", f"dev.{tgt}", *((f"train.{src}", f"train.{tgt}") if dropout else ())]),
+            settings={"data": direction, "bpe": {"dropout": dropout}}
+            | {"model": to_dict(config.model), "optim": to_dict(config.optim)},
+            writes=run,
+            result="final",
+            action=partial(
+                _train, config, clean.writes, bpe.writes, encode.writes, trainer or partial(train_here, device=device)
+            ),
+        )
+        translate = make(
+            "translate",
+            reads={"final": run / "final"} | _files(clean, [f"test.{src}"]),
+            settings={"data": direction, "translate": to_dict(config.translate)},
+            writes=run / "translate",
+            action=partial(_translate, config, run, clean.writes, device),
+        )
+        evaluate = make(
+            "eval",
+            reads=_files(translate, ["test.hyp"])
+            | _files(clean, [f"test.{src}", f"test.{tgt}", f"test.refs.{tgt}", f"train.{src}", f"train.{tgt}"]),
+            settings={"data": direction, "eval": to_dict(config.eval)},
+            writes=run / "eval",
+            action=partial(_evaluate, config, clean.writes, translate.writes),
+        )
+    return [clean, bpe, encode, train, translate, evaluate]
+
+
+def _files(stage: Stage, names: Iterable[str]) -> dict[str, Path]:
+    """Files that an earlier stage writes, as a later one reads them."""
+    return {f"{stage.name}/{name}": stage.writes / name for name in names}
+
+
+def _without(values: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name not in names}
+
+
+# ── what each stage does; imports are inside, so that a street that is fresh loads nothing ──────────────────────────
+
+
+def _clean(config: Config, corpus: Path, out: Path) -> None:
+    from nmt.corpus import clean_corpus, find_sources
+
+    clean_corpus(find_sources(corpus, config.clean), config.clean, out)
+
+
+def _bpe(config: Config, clean: Path, out: Path) -> None:
+    from nmt.tokenizer import train_bpe
+
+    train_bpe(clean, config.bpe, config.clean.columns, out)
+
+
+def _encode(config: Config, clean: Path, bpe: Path, out: Path) -> None:
+    from nmt.dataset import encode_corpus
+
+    encode_corpus(clean, bpe, config.encode, config.clean.columns, out)
+
+
+def _train(config: Config, clean: Path, bpe: Path, encode: Path, trainer: Trainer, run: Path) -> None:
+    from nmt.training import TrainPaths
+
+    trainer(config, TrainPaths(clean=clean, bpe=bpe, encode=encode, run=run))
+
+
+def train_here(
+    config: Config, paths: "TrainPaths", *, device: str, fresh: bool = False, init_from: Path | None = None
+) -> None:
+    """Train in this process, which may be one of several that were started together."""
+    from nmt.distributed import join
+    from nmt.training import train_model
+
+    with join(device) as world:
+        train_model(config, paths, world, fresh=fresh, init_from=init_from)
+
+
+def _translate(config: Config, run: Path, clean: Path, device: str, out: Path) -> None:
+    from nmt.text import read_lines, write_lines
+    from nmt.translation import Translator
+
+    translator = Translator.load(run, config.translate, device=device)
+    write_lines(out / "test.hyp", translator.translate(read_lines(clean / f"test.{config.data.src}")))
+
+
+def newest_run() -> Path:
+    """The run whose training finished last; raises CheckpointError where none has."""
+    finished = [path for path in RUNS.glob("*/status.json") if read_json(path).get("state") == "finished"]
+    if not finished:
+        raise CheckpointError(f"no finished training in {RUNS}/; make one (nmt run -c demo) or name a run with --run.")
+    return max(finished, key=lambda path: path.stat().st_mtime_ns).parent
