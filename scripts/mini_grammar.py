@@ -10,70 +10,19 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import mini_words as words
-from mini_words import Row, table
+from mini_words import Row, article, chinese_number, clock, english_number, plural, table, third_person
 
 T = TypeVar("T")
 
-# ── from words to phrases: pure functions ───────────────────────────────────────────────────────────────────────────
-
-
-def english_number(number: int) -> str:
-    """0 to 999 in words: two hundred and thirty-one."""
-    hundreds, rest = divmod(number, 100)
-    small = (
-        words.ONES[rest] if rest < 20 else words.TENS[rest // 10] + (f"-{words.ONES[rest % 10]}" if rest % 10 else "")
-    )
-    if not hundreds:
-        return small
-    return f"{words.ONES[hundreds]} hundred" + (f" and {small}" if rest else "")
-
-
-def chinese_number(number: int, *, counts: bool = True) -> str:
-    """0 to 999 in characters; `counts` says that a measure word follows, before which 2 is 两."""
-    hundreds, tens, ones = number // 100, number // 10 % 10, number % 10
-    if number == 2 and counts:
-        return "两"
-    text = ("两" if hundreds == 2 else words.DIGITS[hundreds]) + "百" if hundreds else ""
-    if tens:
-        text += ("" if number < 20 else words.DIGITS[tens]) + "十"
-    elif hundreds and ones:
-        text += "零"
-    return text + (words.DIGITS[ones] if ones or not number else "")
-
-
-def clock(hour: int, minute: int) -> Row:
-    """A time of day: 八点一刻 is "at a quarter past eight", and 差十分九点 "at ten to nine"."""
-    if minute == 0:
-        return f"at {words.ONES[hour]} o'clock", f"{chinese_number(hour)}点"
-    if minute == 30:
-        return f"at half past {words.ONES[hour]}", f"{chinese_number(hour)}点半"
-    distance = min(minute, 60 - minute)
-    en, zh = ("a quarter", "一刻") if distance == 15 else (english_number(distance), f"{chinese_number(distance)}分")
-    if minute < 30:
-        return f"at {en} past {words.ONES[hour]}", f"{chinese_number(hour)}点{zh}"
-    return f"at {en} to {words.ONES[hour + 1]}", f"差{zh}{chinese_number(hour + 1)}点"
-
-
-def plural(noun: str) -> str:
-    irregular = {"knife": "knives", "mouse": "mice", "dictionary": "dictionaries"}
-    return irregular.get(noun) or noun + ("es" if noun.endswith(("s", "x", "ch")) else "s")
-
-
-def third_person(verb: str) -> str:
-    """The verb, or the first verb of a phrase, with its s."""
-    first, space, rest = verb.partition(" ")
-    if first == "study":
-        return f"studies{space}{rest}"
-    return first + ("es" if first.endswith(("ch", "sh", "o")) else "s") + space + rest
-
-
-def article(phrase: str) -> str:
-    # "useful" begins with the sound of "you".
-    return ("an " if phrase[0] in "aeio" or phrase == "umbrella" else "a ") + phrase
+# ── phrases ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Phrase:
     """A phrase in both languages. In a pattern `{name}` is the phrase and `{name.form}` another English form of it."""
+
+    object: str
+    owner: str
+    do: str
 
     def __init__(self, en: str, zh: str, **forms: str) -> None:
         self.en, self.zh = en, zh
@@ -192,15 +141,13 @@ class Draw(dict[str, Phrase]):
         return pointed(this, self.pick((1, 1, 1, 2, 3, 4, 5, 6)), self.adjective(), self.pick(words.THINGS))
 
     def that(self) -> Phrase:
-        return pointed(
-            self.pick(table("this//这, that//那")), 1, self.adjective(), self.pick(words.THINGS + words.LARGE_THINGS)
-        )
+        this = self.pick(table("this//这, that//那"))
+        return pointed(this, 1, self.adjective(), self.pick(words.ALL_THINGS))
 
     def those(self) -> Phrase:
         """Known things: 那三本书 is "the three books" before a relative clause."""
-        return pointed(
-            ("the", "the", "那"), self.pick((1, 1, 2, 3, 4, 5, 6)), self.adjective(), self.pick(words.THINGS)
-        )
+        the, number = ("the", "the", "那"), self.pick((1, 1, 2, 3, 4, 5, 6))
+        return pointed(the, number, self.adjective(), self.pick(words.THINGS))
 
     def kind(self) -> Phrase:
         """Things that are not counted: "red cups", 红色杯子."""
@@ -212,13 +159,10 @@ class Draw(dict[str, Phrase]):
         return Phrase(f"how many {adjective} {plural(noun)}", f"多少{measure}{zh_adjective}{zh}")
 
     def belonging(self) -> Phrase:
-        """汤姆的新大衣: somebody's thing."""
+        """汤姆的新外套: somebody's thing."""
         owner = self["who2"]
-        (noun, _, zh), (adjective, zh_adjective) = (
-            self.pick(words.THINGS + words.LARGE_THINGS),
-            self.adjective(words.PLAIN),
-        )
-        return Phrase(f"{owner.owner} {adjective} {noun}", f"{owner.zh}的{zh_adjective}{zh}", be="is")
+        (noun, _, zh), (adjective, zh_adjective) = self.pick(words.ALL_THINGS), self.adjective(words.PLAIN)
+        return Phrase(f"{owner.owner} {adjective} {noun}", f"{owner.zh}的{zh_adjective}{zh}")
 
     def room(self) -> Phrase:
         en, zh = self.pick(words.ROOMS)
@@ -246,9 +190,9 @@ class Draw(dict[str, Phrase]):
             return Phrase(en, f"{chinese_number(number)}{zh_span}{far[1]}")
         (day, zh_day), (part, zh_part) = self.pick(words.WEEKDAYS), self.pick(words.PARTS)
         en, zh = near if self.chance() < 0.4 else (f"{week[0]} {day}", week[1] + zh_day)
-        at, zh_at = (
-            clock(self.integer(*words.HOURS[part]), self.pick(words.MINUTES)) if self.chance() < 0.35 else ("", "")
-        )
+        at, zh_at = "", ""
+        if self.chance() < 0.35:
+            at, zh_at = clock(self.integer(*words.HOURS[part]), self.pick(words.MINUTES))
         return Phrase(f"{at} {en} {part}", zh + zh_part + zh_at)
 
     def past(self) -> Phrase:
@@ -310,7 +254,6 @@ class Draw(dict[str, Phrase]):
 PATTERNS = (
     # Deeds, with measure words; denied and asked about.
     ("{who} {deed.past} {things} {maybe_where} {past}.", "{who}{past}{maybe_where}{deed}了{things}。"),
-    ("{who} {deed.past} {things} {maybe_where} {past}.", "{who}{past}{maybe_where}{deed}了{things}。"),
     ("{who} bought {things} for {figure} yuan {past}.", "{who}{past}花{figure}元买了{things}。"),
     ("{who} did not {deed} {these} {maybe_where} {past}.", "{who}{past}{maybe_where}没有{deed}{these}。"),
     ("Did {who} {deed} {these} {maybe_where} {past}?", "{who}{past}{maybe_where}{deed}了{these}吗？"),
@@ -339,7 +282,6 @@ PATTERNS = (
      "{who}是什么时候{maybe_company}{vehicle}去的{goal}？"),
     ("How will {who} go to the {goal} {maybe_company} {future}?", "{who}{future}会怎么{maybe_company}去{goal}？"),
     # What goes on, what is usual, what is wanted.
-    ("{who} {who.be} {act.ing} {where} {maybe_company}.", "{who}正{where}{maybe_company}{act}。"),
     ("{who} {who.be} {act.ing} {where} {maybe_company}.", "{who}正{where}{maybe_company}{act}。"),
     ("{who.be} {who} {act.ing} {where} {maybe_company}?", "{who}正{where}{maybe_company}{act}吗？"),
     ("{who} {often} {act.agreed} {where} {maybe_company} {habit_time}.",

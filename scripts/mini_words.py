@@ -1,6 +1,7 @@
-"""The words of the mini corpus, as tables: English first and Chinese last, other forms or the measure word between."""
+"""The words of the mini corpus as tables, and the forms that they take."""
 
 Row = tuple[str, ...]
+"""English first and Chinese last; other forms, or the measure word, between."""
 
 
 def table(text: str) -> list[Row]:
@@ -38,8 +39,9 @@ THINGS = table("""book/本/书, dictionary/本/词典, magazine/本/杂志, note
 LARGE_THINGS = table(
     "bicycle/辆/自行车, car/辆/汽车, truck/辆/卡车, table/张/桌子, bed/张/床, chair/把/椅子, sofa/张/沙发"
 )
+ALL_THINGS = THINGS + LARGE_THINGS
 ANIMALS = table("cat/只/猫, dog/条/狗, bird/只/鸟, mouse/只/老鼠, rabbit/只/兔子")
-CLOTHES = table("shirt/衬衫, coat/外套, sweater/毛衣, skirt/裙子")
+CLOTHES = table("shirt/衬衫, coat/外套, sweater/毛衣, uniform/制服")
 COLORS = table("red/红色, black/黑色, white/白色, blue/蓝色, green/绿色, yellow/黄色, brown/棕色, gray/灰色")
 PLAIN = COLORS + table("new/新, old/旧, small/小, big/大")
 FULL = table("""beautiful/漂亮的, cheap/便宜的, expensive/昂贵的, useful/有用的, strange/奇怪的, ordinary/普通的,
@@ -96,7 +98,62 @@ SPANS = table("day/天, week/个星期, month/个月, year/年")
 
 WORDS = {
     "goal": BUILDINGS, "vehicle": VEHICLES, "often": HABITS, "habit_time": HABIT_TIMES, "harm": HARMS, "man": PEOPLE,
-    "role": ROLES, "color": COLORS, "clothes": CLOTHES, "quality": QUALITIES, "group": GROUPS, "state": STATES, "weather": WEATHER,
-    "weekday": WEEKDAYS, "degree": DEGREES,
+    "role": ROLES, "color": COLORS, "clothes": CLOTHES, "quality": QUALITIES, "group": GROUPS, "state": STATES,
+    "weather": WEATHER, "weekday": WEEKDAYS, "degree": DEGREES,
 }  # fmt: skip
 """The slots of a pattern that are filled from a table as it stands."""
+
+# ── forms of words ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def english_number(number: int) -> str:
+    """0 to 999 in words: two hundred and thirty-one."""
+    hundreds, rest = divmod(number, 100)
+    small = ONES[rest] if rest < 20 else TENS[rest // 10] + (f"-{ONES[rest % 10]}" if rest % 10 else "")
+    if not hundreds:
+        return small
+    return f"{ONES[hundreds]} hundred" + (f" and {small}" if rest else "")
+
+
+def chinese_number(number: int, *, counts: bool = True) -> str:
+    """0 to 999 in characters; `counts` says that a measure word follows, before which 2 is 两."""
+    hundreds, tens, ones = number // 100, number // 10 % 10, number % 10
+    if number == 2 and counts:
+        return "两"
+    text = ("两" if hundreds == 2 else DIGITS[hundreds]) + "百" if hundreds else ""
+    if tens:
+        text += ("" if number < 20 else DIGITS[tens]) + "十"
+    elif hundreds and ones:
+        text += "零"
+    return text + (DIGITS[ones] if ones or not number else "")
+
+
+def clock(hour: int, minute: int) -> Row:
+    """A time of day: 八点一刻 is "at a quarter past eight", and 差十分九点 "at ten to nine"."""
+    if minute == 0:
+        return f"at {ONES[hour]} o'clock", f"{chinese_number(hour)}点"
+    if minute == 30:
+        return f"at half past {ONES[hour]}", f"{chinese_number(hour)}点半"
+    distance = min(minute, 60 - minute)
+    en, zh = ("a quarter", "一刻") if distance == 15 else (english_number(distance), f"{chinese_number(distance)}分")
+    if minute < 30:
+        return f"at {en} past {ONES[hour]}", f"{chinese_number(hour)}点{zh}"
+    return f"at {en} to {ONES[hour + 1]}", f"差{zh}{chinese_number(hour + 1)}点"
+
+
+def plural(noun: str) -> str:
+    irregular = {"knife": "knives", "mouse": "mice", "dictionary": "dictionaries"}
+    return irregular.get(noun) or noun + ("es" if noun.endswith(("s", "x", "ch")) else "s")
+
+
+def third_person(verb: str) -> str:
+    """The verb, or the first verb of a phrase, with its s."""
+    first, space, rest = verb.partition(" ")
+    if first == "study":
+        return f"studies{space}{rest}"
+    return first + ("es" if first.endswith(("ch", "sh", "o")) else "s") + space + rest
+
+
+def article(phrase: str) -> str:
+    # "useful" begins with the sound of "you".
+    return ("an " if phrase[0] in "aeio" or phrase == "umbrella" else "a ") + phrase

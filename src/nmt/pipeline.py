@@ -109,7 +109,7 @@ def remembered_hashes(memory: Path) -> Iterator[ContentHash]:
     yield content_hash
     if known != before and memory.parent.is_dir():
         with contextlib.suppress(OSError):
-            _write_json(memory, {place: entry for place, entry in known.items() if os.path.exists(place)})
+            write_json(memory, {place: entry for place, entry in known.items() if os.path.exists(place)})
 
 
 def make_stage(
@@ -160,7 +160,7 @@ def _state(stage: Stage, before: Sequence[Stage]) -> State:
     if stage.missing:
         makers = [other.name for other in before if any(path.is_relative_to(other.writes) for path in stage.missing)]
         if makers:
-            return State(stage, "waits", makers[0])
+            return State(stage, "waits", makers[-1])
         return State(stage, "stale", f"{stage.missing[0]} is missing")
     stamp = read_stamp(stage.writes)
     if stamp.get("fingerprint") == stage.fingerprint:
@@ -222,16 +222,17 @@ def _size(path: Path) -> int:
 # ── acting ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def run(street: Callable[[], list[Stage]], upto: str | None = None) -> list[Stage]:
-    """Do what isn't fresh, up to and with the stage `upto`, and say what is; returns the street as it is then.
+def run(street: Callable[[], list[Stage]], upto: str | None = None, since: str | None = None) -> list[Stage]:
+    """Do what isn't fresh from stage `since` up to `upto`, both included, and say what is; returns the street after.
 
-    The street is built anew before each stage, for the names of folders depend on what earlier stages wrote.
+    The street is built anew after each stage that acted, for names of folders depend on what earlier stages wrote.
     """
     stages = street()
     names = [stage.name for stage in stages]
-    if upto is not None and upto not in names:
-        raise ConfigError(f"there is no stage {upto}; the street has {', '.join(names)}.")
-    for position in range(names.index(upto) + 1 if upto else len(names)):
+    for name in (upto, since):
+        if name is not None and name not in names:
+            raise ConfigError(f"there is no stage {name}; the street has {', '.join(names)}.")
+    for position in range(names.index(since) if since else 0, names.index(upto) + 1 if upto else len(names)):
         state = _state(stages[position], stages[:position])
         log.info("%s", state)
         if state.word != "fresh":
@@ -267,7 +268,7 @@ def act(stage: Stage) -> None:
 def put_stamp(stage: Stage, folder: Path, seconds: float) -> None:
     """Say that `folder` holds what the stage makes of its settings and files as they are now."""
     result = folder / stage.result
-    _write_json(
+    write_json(
         folder / STAMP,
         {
             "stage": stage.name,
@@ -321,7 +322,8 @@ def _versions() -> dict[str, str]:
     return packages
 
 
-def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write JSON under a name of its own, then rename, so that several writers at once are harmless."""
     part = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.part")
     try:
         part.write_text(json.dumps(value, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nmt.config import Config, to_dict
-from nmt.errors import CheckpointError
-from nmt.pipeline import Stage, make_stage, numbered, read_json, remembered_hashes
+from nmt.pipeline import Stage, make_stage, numbered, remembered_hashes, write_json
+from nmt.runs import RUNS
 
 if TYPE_CHECKING:
-    from nmt.training import TrainPaths
+    from nmt.provenance import TrainPaths
 
-DATA, RUNS = Path("data"), Path("runs")
+DATA = Path("data")
 
 Trainer = Callable[[Config, "TrainPaths"], None]
 """Does a training: in this process, or in several that it starts."""
@@ -35,7 +35,11 @@ def street(
     corpus, run = DATA / config.data.corpus, run_folder(config, name)
     src, tgt, languages = config.data.src, config.data.tgt, config.clean.columns
     direction = {"src": src, "tgt": tgt}
-    sources = {**find_sources(corpus, config.clean), "dev": config.clean.dev, "test": config.clean.test}
+    sources: dict[str, tuple[str | Path, ...]] = {
+        **find_sources(corpus, config.clean),
+        "dev": config.clean.dev,
+        "test": config.clean.test,
+    }
     text = [f"{split}.{lang}" for split in ("train", "dev", "test") for lang in languages]
     models = ["joint.model"] if config.bpe.joint else [f"{lang}.model" for lang in languages]
 
@@ -69,7 +73,15 @@ def street(
             "train",
             reads={"encode": encode.writes}
             | _files(bpe, models)
-            | _files(clean, [f"dev.{src}", f"dev.{tgt}", *((f"train.{src}", f"train.{tgt}") if dropout else ())]),
+            | _files(
+                clean,
+                [
+                    "normalisation.json",
+                    f"dev.{src}",
+                    f"dev.{tgt}",
+                    *((f"train.{src}", f"train.{tgt}") if dropout else ()),
+                ],
+            ),
             settings={"data": direction, "bpe": {"dropout": dropout}}
             | {"model": to_dict(config.model), "optim": to_dict(config.optim)},
             writes=run,
@@ -85,10 +97,11 @@ def street(
             writes=run / "translate",
             action=partial(_translate, config, run, clean.writes, device),
         )
+        evaluated = [f"test.{src}", f"test.{tgt}", f"test.refs.{tgt}", f"train.{src}", f"train.{tgt}"]
+        evaluated += ["test.attribution"] if (clean.writes / "test.attribution").is_file() else []
         evaluate = make(
             "eval",
-            reads=_files(translate, ["test.hyp"])
-            | _files(clean, [f"test.{src}", f"test.{tgt}", f"test.refs.{tgt}", f"train.{src}", f"train.{tgt}"]),
+            reads=_files(translate, ["test.hyp"]) | _files(clean, evaluated),
             settings={"data": direction, "eval": to_dict(config.eval)},
             writes=run / "eval",
             action=partial(_evaluate, config, clean.writes, translate.writes),
@@ -117,7 +130,7 @@ def _clean(config: Config, corpus: Path, out: Path) -> None:
 def _bpe(config: Config, clean: Path, out: Path) -> None:
     from nmt.tokenizer import train_bpe
 
-    train_bpe(clean, config.bpe, config.clean.columns, out)
+    train_bpe(clean, config.bpe, (config.clean.columns[0], config.clean.columns[1]), out)
 
 
 def _encode(config: Config, clean: Path, bpe: Path, out: Path) -> None:
@@ -127,7 +140,7 @@ def _encode(config: Config, clean: Path, bpe: Path, out: Path) -> None:
 
 
 def _train(config: Config, clean: Path, bpe: Path, encode: Path, trainer: Trainer, run: Path) -> None:
-    from nmt.training import TrainPaths
+    from nmt.provenance import TrainPaths
 
     trainer(config, TrainPaths(clean=clean, bpe=bpe, encode=encode, run=run))
 
@@ -147,13 +160,12 @@ def _translate(config: Config, run: Path, clean: Path, device: str, out: Path) -
     from nmt.text import read_lines, write_lines
     from nmt.translation import Translator
 
-    translator = Translator.load(run, config.translate, device=device)
+    translator = Translator.load(run, device=device, settings=config.translate)
     write_lines(out / "test.hyp", translator.translate(read_lines(clean / f"test.{config.data.src}")))
 
 
-def newest_run() -> Path:
-    """The run whose training finished last; raises CheckpointError where none has."""
-    finished = [path for path in RUNS.glob("*/status.json") if read_json(path).get("state") == "finished"]
-    if not finished:
-        raise CheckpointError(f"no finished training in {RUNS}/; make one (nmt run -c demo) or name a run with --run.")
-    return max(finished, key=lambda path: path.stat().st_mtime_ns).parent
+def _evaluate(config: Config, clean: Path, translated: Path, out: Path) -> None:
+    from nmt.evaluation import evaluate_test
+    from nmt.text import read_lines
+
+    write_json(out / "scores.json", evaluate_test(config, clean, read_lines(translated / "test.hyp")))

@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
 from importlib.metadata import version as version_of
 from typing import Annotated, Any, NoReturn
 
@@ -64,7 +65,7 @@ def general(
     logging.getLogger("nmt").setLevel(logging.DEBUG if debug else logging.WARNING if quiet else logging.INFO)
 
 
-for _name, _command in {
+COMMANDS: dict[str, Callable[..., None]] = {
     "fetch": street.fetch,
     "clean": street.clean,
     "bpe": street.bpe,
@@ -78,7 +79,8 @@ for _name, _command in {
     "plan": tools.plan,
     "average": tools.average,
     "info": tools.info,
-}.items():
+}
+for _name, _command in COMMANDS.items():
     app.command(_name, context_settings=HELP)(_command)
 app.add_typer(tools.config_app, name="config", context_settings=HELP)
 

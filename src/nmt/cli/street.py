@@ -16,7 +16,7 @@ from nmt.config import Config
 from nmt.errors import ConfigError
 
 if TYPE_CHECKING:
-    from nmt.training import TrainPaths
+    from nmt.provenance import TrainPaths
 
 Stages = Sequence[pipeline.Stage]
 
@@ -50,12 +50,14 @@ def clean(config: ConfigFile = None, changes: Changes = None, as_json: AsJson = 
 def bpe(config: ConfigFile = None, changes: Changes = None, as_json: AsJson = False) -> None:
     """Train the subword vocabulary and prove it."""
     certificate = pipeline.read_json(_walk(config, changes, "bpe").writes / "certificate.json")
-    tell(certificate, table(certificate), as_json)
+    from nmt.tokenizer import certificate_lines
+
+    tell(certificate, certificate_lines(certificate), as_json)
 
 
 def encode(config: ConfigFile = None, changes: Changes = None, as_json: AsJson = False) -> None:
     """Turn the clean text into token ids."""
-    counts = pipeline.read_json(_walk(config, changes, "encode").writes / "encode.json")
+    counts = pipeline.read_json(_walk(config, changes, "encode").writes / "meta.json")["splits"]
     tell(counts, table(counts), as_json)
 
 
@@ -102,6 +104,7 @@ def run(
     device: Device = "auto",
     processes: Processes = 1,
     upto: Annotated[str | None, typer.Option("--upto", metavar="STAGE", help="The last stage to do.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Walk the street from raw text to a score, skipping what is fresh."""
     if _launched():
@@ -111,7 +114,10 @@ def run(
     trainer = None if processes == 1 else partial(_launch, _again(config, changes, name, device), processes)
     walked = pipeline.run(partial(stages.street, loaded, name, device=device, trainer=trainer), upto)
     if upto in (None, "eval"):
-        tell(None, stages.score_lines(walked[-1].writes), False)
+        from nmt.evaluation import score_lines
+
+        result = pipeline.read_json(walked[-1].writes / "scores.json")
+        tell(result, score_lines(result), as_json)
 
 
 def status(config: ConfigFile = None, changes: Changes = None, name: Name = None, as_json: AsJson = False) -> None:

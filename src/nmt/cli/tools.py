@@ -1,13 +1,19 @@
 """The commands beside the street: what a training will cost, averaging, what a run holds, and the settings."""
 
+import logging
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from nmt import config as settings
-from nmt import stages
+from nmt import pipeline, stages
 from nmt.cli.options import AsJson, Changes, ConfigFile, Device, table, tell
+from nmt.errors import CheckpointError, DataError
+from nmt.runs import describe_run, newest_run
+
+log = logging.getLogger(__name__)
 
 config_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Show or check the settings.")
 
@@ -20,26 +26,39 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Say what a training will cost before it begins."""
-    from nmt.plan import make_plan, plan_lines, seconds_a_step
+    from nmt import plan as planning
 
     loaded = settings.load(config, changes or ())
-    found = make_plan(loaded, stages.street(loaded))
+    street = partial(stages.street, loaded)
     if measure:
-        found |= {"measured": seconds_a_step(loaded, stages.street(loaded), device)}
-    tell(found, plan_lines(found), as_json)
+        pipeline.run(street, "encode")
+    try:
+        data = planning.look_at_data(loaded, street())
+    except DataError as error:
+        log.info("%s", error)
+        data = None
+    found = planning.make_plan(loaded, data)
+    if measure:
+        found["measured"] = planning.measure(loaded, street(), device)
+    tell(found, planning.plan_lines(found), as_json)
 
 
 def average(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
-    last: Annotated[int, typer.Option("--last", min=1, help="How many of the newest checkpoints.")] = 5,
+    last: Annotated[int, typer.Option("--last", metavar="N", min=1, help="How many of the newest checkpoints.")] = 5,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FOLDER", help="Where to; else RUN/average.")
+        Path | None, typer.Option("-o", "--output", metavar="FOLDER", help="Where to; else RUN/final.")
     ] = None,
 ) -> None:
     """Average the newest checkpoints of a run."""
-    from nmt.checkpoint import average as average_checkpoints
+    from nmt import checkpoint
 
-    typer.echo(str(average_checkpoints(run, last, output or run / "average")))
+    folders = checkpoint.saved_steps(run)[-last:]
+    if not folders:
+        raise CheckpointError(f"{run} has no checkpoints; its training makes them (nmt train).")
+    target = output or run / "final"
+    checkpoint.save(target, checkpoint.average_folders(folders), {"made_of": f"average of {len(folders)}"})
+    log.info("average: %s -> %s", ", ".join(folder.name for folder in folders), target)
 
 
 def info(
@@ -49,7 +68,7 @@ def info(
     as_json: AsJson = False,
 ) -> None:
     """Say what a run is: its state, its best score, its vocabulary and sizes."""
-    facts = stages.describe_run(run or stages.newest_run())
+    facts = describe_run(run or newest_run())
     tell(facts, table(facts), as_json)
 
 

@@ -9,37 +9,28 @@ import importlib.metadata
 import json
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from nmt.config import CleanConfig, to_dict
-from nmt.corpus.heldout import GivenSet, read_given
 from nmt.corpus.mending import mend
 from nmt.corpus.normalise import Normaliser
 from nmt.corpus.parallel import in_order, worker_count
 from nmt.corpus.reading import Chunk, Facts, Sources, chunks, inspect, rows
 from nmt.corpus.rules import RULES, Pair, first_objection
 from nmt.corpus.script import script_of
-from nmt.corpus.splitting import Keys, first_of_equal, hash_key, random_leak, sentence_key, split_groups
+from nmt.corpus.sets import REFERENCE, TRAIN, GivenSet, Roles, assign, leaks, read_given, write_sets
+from nmt.corpus.splitting import Keys, hash_key, sentence_key
 from nmt.errors import DataError
 from nmt.text import write_lines
 
 SAMPLES = 5
 """Rows shown for each reason in the report."""
 SAMPLE_CHARACTERS = 120
-
-STRUCTURAL = {
-    "undecodable": "bytes that are not text in clean.encoding",
-    "columns": "not two or three columns",
-    "duplicate": "the same pair but for case, width, script and punctuation",
-    "held_out": "a sentence that dev or test has",
-}
-"""Reasons that are no rule of a single pair."""
 
 
 def clean_corpus(sources: Sources, settings: CleanConfig, out: Path, workers: int | None = None) -> dict[str, Any]:
@@ -48,34 +39,40 @@ def clean_corpus(sources: Sources, settings: CleanConfig, out: Path, workers: in
     The files are the same for any number of workers.
     """
     names = list(sources)
-    facts = {name: inspect(name, files, settings) for name, files in sources.items()}
+    facts = {name: inspect(files, settings) for name, files in sources.items()}
     normaliser = Normaliser(settings.zh_script, dict(zip(settings.columns, _han_sides(facts), strict=True)))
     given = {
-        part: read_given(part, tuple(map(Path, files)), settings.columns)
+        part: read_given(part, tuple(map(Path, files)), normaliser)
         for part, files in (("dev", settings.dev), ("test", settings.test))
         if files
     }
     processes = worker_count(sum(file["bytes"] for fact in facts.values() for file in fact.files), workers)
+    cleaner = functools.partial(clean_chunk, settings=settings, normaliser=normaliser, names=tuple(names))
     tally = Tally(names)
-    kept_rows, rejected_rows = out / ".kept.part", out / "rejected.tsv"
+    kept_rows = out / "kept.part"
     try:
-        with open(kept_rows, "wb") as kept, open(rejected_rows, "wb") as rejected:
-            rejected.write("\t".join(("reason", "source", "line", *settings.columns)).encode() + b"\n")
-            cleaner = functools.partial(clean_chunk, settings=settings, normaliser=normaliser, names=tuple(names))
+        with open(kept_rows, "wb") as kept, open(out / "rejected.tsv", "wb") as rejected:
+            rejected.write(_tabbed("reason", "source", "line", *settings.columns))
             for found in in_order(cleaner, chunks(list(sources.values())), processes):
                 tally.add(found, kept, rejected)
+            kept.flush()
             left, right = tally.keys()
             roles = assign(left, right, given, settings)
-            _write_sets(out, kept_rows, rejected, roles, given, settings, tally, any(f.has_attribution for f in facts.values()))
+            with_attribution = any(fact.has_attribution for fact in facts.values())
+            for row, reason in write_sets(out, kept_rows, roles, given, settings.columns, with_attribution):
+                name = names[row.source]
+                rejected.write(_tabbed(reason, name, str(row.number), *row.sides))
+                tally.counts[name][f"dropped {reason}"] += 1
+                tally.show(reason, _sample(name, row.number, *row.sides))
     except OSError as error:
         raise DataError(f"cannot write in {out}: {error.strerror}.") from error
     finally:
         kept_rows.unlink(missing_ok=True)
     normaliser.save(out / "normalisation.json")
-    leak = leaked_rows(out, settings.columns, processes)
-    if any(leak.values()):
-        raise AssertionError(f"rows of the held-out sets share a sentence with train: {leak}")
-    report = _report(facts, tally, roles, given, settings) | {"leak": leak}
+    leak = leaks(out, settings.columns, processes)
+    if leak["dev"] or leak["test"] or (leak["between"] and not given):
+        raise AssertionError(f"held-out rows share a sentence: {leak}")
+    report = _report(facts, tally, roles, given, settings, normaliser, leak)
     write_lines(out / "report.json", [json.dumps(report, ensure_ascii=False, indent=1)])
     return report
 
@@ -139,9 +136,7 @@ def clean_chunk(chunk: Chunk, settings: CleanConfig, normaliser: Normaliser, nam
         left.append(hash_key(0, sentence_key(sides[0])))
         right.append(hash_key(1, sentence_key(sides[1])))
         kept.append(_tabbed(str(chunk.source), str(row.number), *sides, row.attribution))
-    return Cleaned(
-        chunk.source, b"".join(kept), b"".join(rejected), left.tobytes(), right.tobytes(), counts, samples
-    )
+    return Cleaned(chunk.source, b"".join(kept), b"".join(rejected), left.tobytes(), right.tobytes(), counts, samples)
 
 
 def _tabbed(*fields: str) -> bytes:
@@ -159,8 +154,8 @@ class Tally:
     names: list[str]
     counts: dict[str, Counter[str]] = field(default_factory=dict)
     samples: dict[str, list[list[str]]] = field(default_factory=dict)
-    _left: array[int] = field(default_factory=lambda: array("Q"))
-    _right: array[int] = field(default_factory=lambda: array("Q"))
+    _left: "array[int]" = field(default_factory=lambda: array("Q"))
+    _right: "array[int]" = field(default_factory=lambda: array("Q"))
 
     def add(self, found: Cleaned, kept: BinaryIO, rejected: BinaryIO) -> None:
         kept.write(found.kept)
@@ -168,8 +163,8 @@ class Tally:
         self._left.frombytes(found.left)
         self._right.frombytes(found.right)
         self.counts.setdefault(self.names[found.source], Counter()).update(found.counts)
-        for reason, rows in found.samples.items():
-            for row in rows:
+        for reason, shown in found.samples.items():
+            for row in shown:
                 self.show(reason, row)
 
     def show(self, reason: str, row: list[str]) -> None:
@@ -184,89 +179,61 @@ class Tally:
         return sum(self.counts.values(), Counter())
 
 
-# ── what each kept row is for ───────────────────────────────────────────────────────────────────────────────────────
-
-TRAIN, DUPLICATE, HELD_OUT, REFERENCE, DEV, TEST = range(6)
+# ── the report ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True)
-class Roles:
-    """The role of each row, the rows of the sets made here in their order, and the further references of each."""
-
-    role: NDArray[np.int8]
-    sets: dict[str, list[int]]
-    further: dict[int, tuple[list[int], list[int]]]
-    """For a row of a set: rows with another left side for its right one, and with another right side for its left."""
-    groups: int
-    largest_group: int
-    random_leak: tuple[float, float, float]
-
-
-def assign(left: Keys, right: Keys, given: Mapping[str, GivenSet], settings: CleanConfig) -> Roles:
-    """Duplicates out, then rows that a given set has a sentence of; else dev and test by whole groups."""
-    role = np.full(len(left), TRAIN, dtype=np.int8)
-    role[~first_of_equal(left, right)] = DUPLICATE
-    if given:
-        held = [np.concatenate([part.keys[side] for part in given.values()]) for side in (0, 1)]
-        role[(role == TRAIN) & (np.isin(left, held[0]) | np.isin(right, held[1]))] = HELD_OUT
-        if not (role == TRAIN).any():
-            raise DataError("no pair is left to train on: every one shares a sentence with clean.dev or clean.test.")
-        return Roles(role, {}, {}, 0, 0, (0.0, 0.0, 0.0))
-    unique = np.flatnonzero(role == TRAIN)
-    if not len(unique):
-        raise DataError("no pair is left to train on; rejected.tsv would say why: look at the files and clean's settings.")
-    a, b = left[unique], right[unique]
-    split = split_groups(a, b, settings.test_size, settings.dev_size, settings.seed)
-    role[unique[split.held]] = REFERENCE
-    further: dict[int, tuple[list[int], list[int]]] = {}
-    held = np.flatnonzero(split.held)
-    for name, members in (("dev", split.dev), ("test", split.test)):
-        role[unique[members]] = DEV if name == "dev" else TEST
-    members_of: dict[int, list[int]] = {}
-    for row in held.tolist():
-        members_of.setdefault(int(split.groups[row]), []).append(row)
-    for row in (*split.dev.tolist(), *split.test.tolist()):
-        others = [other for other in members_of[int(split.groups[row])] if other != row]
-        further[int(unique[row])] = (
-            [int(unique[other]) for other in others if b[other] == b[row]],
-            [int(unique[other]) for other in others if a[other] == a[row]],
-        )
-    sizes = np.bincount(split.groups)
-    return Roles(
-        role,
-        {"dev": unique[split.dev].tolist(), "test": unique[split.test].tolist()},
-        further,
-        len(sizes),
-        int(sizes.max()),
-        random_leak(a, b, settings.dev_size + settings.test_size, settings.seed),
-    )
-
-
-# ── writing ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-class Kept(NamedTuple):
-    source: int
-    number: int
-    sides: tuple[str, str]
-    attribution: str
-
-
-def _kept_rows(path: Path) -> Iterator[Kept]:
-    with open(path, "rb") as stream:
-        for raw in stream:
-            source, number, left, right, attribution = raw.decode().removesuffix("\n").split("\t")
-            yield Kept(int(source), int(number), (left, right), attribution)
-
-
-def _write_sets(
-    out: Path,
-    kept_rows: Path,
-    rejected: BinaryIO,
+def _report(
+    facts: Mapping[str, Facts],
+    tally: Tally,
     roles: Roles,
     given: Mapping[str, GivenSet],
     settings: CleanConfig,
-    tally: Tally,
-    with_attribution: bool,
-) -> None:
-    ...
+    normaliser: Normaliser,
+    leak: dict[str, int],
+) -> dict[str, Any]:
+    """What went in, what became of it and why; input = dropped + kept, and kept = the sets + further references."""
+    total = tally.total()
+    dropped = _dropped(total)
+    return {
+        "format": 1,
+        "settings": to_dict(settings),
+        "opencc": importlib.metadata.version("opencc"),
+        "sources": {
+            name: {
+                "files": fact.files,
+                "input": tally.counts[name]["input"],
+                "attributed": tally.counts[name]["attributed"],
+                "undecodable_lines": fact.bad,
+                "dropped": _dropped(tally.counts[name]),
+                "kept": tally.counts[name]["input"] - sum(_dropped(tally.counts[name]).values()),
+            }
+            for name, fact in facts.items()
+        },
+        "input": total["input"],
+        "changed": {lang: total[f"changed {lang}"] for lang in settings.columns},
+        "mended": total["mended"],
+        "script": {kind: total[f"script {kind}"] for kind in ("simplified", "traditional", "mixed", "neutral")},
+        "dropped": {reason: {"rows": n, "samples": tally.samples[reason]} for reason, n in dropped.items()},
+        "kept": total["input"] - sum(dropped.values()),
+        "further_references": roles.count(REFERENCE),
+        "sets": {
+            "train": roles.count(TRAIN),
+            **{part: len(given[part].rows) if given else len(roles.sets[part]) for part in ("dev", "test")},
+        },
+        "split": None
+        if given
+        else {
+            "groups": roles.groups,
+            "largest_group": roles.largest_group,
+            "random_leak": dict(zip((*settings.columns, "either"), roles.random_leak, strict=True)),
+        },
+        "given": {part: found.files for part, found in given.items()},
+        "han": dict(normaliser.han),
+        "leak": leak,
+    }
+
+
+def _dropped(counts: Counter[str]) -> dict[str, int]:
+    """Rows by reason: reading faults, the rules in their order, then what only the whole corpus can tell."""
+    reasons = ("undecodable", "columns", *(rule.name for rule in RULES), "duplicate", "held_out")
+    return {reason: counts[f"dropped {reason}"] for reason in reasons if counts[f"dropped {reason}"]}

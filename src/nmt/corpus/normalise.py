@@ -23,12 +23,19 @@ ZhScript = Literal["simplified", "traditional", "keep", "filter"]
 LARGEST_TURNS = 16
 """Turns after which a line is taken as it is; every step shortens a line or maps it one way, so 3 are rare."""
 
+
+def _pairs(wide: str, narrow: str) -> dict[int, str]:
+    return {ord(one): other for one, other in zip(wide, narrow, strict=True)}
+
+
 # ── both sides ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 _C1 = re.compile("[\x80-\x84\x86-\x9f]")  # U+0085 is a line separator, which is a space here.
 _ENTITY = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9A-Fa-f]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});")
 _SPLIT_ENTITY = re.compile(r"& ?(amp|quot|apos|lt|gt|nbsp|#39) ?;")
-_AMPERSANDS = re.compile(r"&(?:(?:amp|#38);)+")  # Escaped several times over; at once, so that no line takes many turns.
+_AMPERSANDS = re.compile(
+    r"&(?:(?:amp|#38);)+"
+)  # Escaped several times over; at once, so that no line takes many turns.
 # Of the format characters, the joiners stay where a script needs them (Arabic, Indic) or an emoji is made of them.
 _JOINS = "\u0600-\u109f\u1780-\u17ff\u200d\u2600-\u27bf\ufe0f\U0001f000-\U0001faff"
 _FORMAT = re.compile(
@@ -36,7 +43,6 @@ _FORMAT = re.compile(
     "\u200f\u202a-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb\U000110bd\U000110cd\U00013430-\U0001343f"
     f"\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0001\U000e0020-\U000e007f]|(?<![{_JOINS}])[\u200c\u200d]"
 )
-_SPACES = re.compile(r"\s+")
 # NFKC would be wrong for Chinese: it makes half-width marks of ，！？（）： and three dots of an ellipsis.
 _KEPT_WIDE = "！（），：；？～"
 _WIDTH = {
@@ -44,13 +50,13 @@ _WIDTH = {
     for code in (*range(0xFF01, 0xFF5F), *range(0xFF61, 0xFF65), *range(0xFFE0, 0xFFE7))
     if chr(code) not in _KEPT_WIDE
 }
-_WIDTH |= str.maketrans("﹐﹑﹒﹔﹕﹖﹗﹙﹚﹛﹜﹝﹞﹟﹠﹡﹢﹣﹤﹥﹦﹨﹩﹪﹫", "，、.；：？！（）{}〔〕#&*+-<>=\\$%@")
+_WIDTH |= _pairs("﹐﹑﹒﹔﹕﹖﹗﹙﹚﹛﹜﹝﹞﹟﹠﹡﹢﹣﹤﹥﹦﹨﹩﹪﹫", "，、.；：？！（）{}〔〕#&*+-<>=\\$%@")
 _WIDTH |= {0x2581: "_"}  # SentencePiece writes a space as U+2581.
 
 
 def repair(text: str) -> str:
     """UTF-8 that was once read as Latin-1, undone where the whole line can be; other text stays."""
-    while _C1.search(text):
+    while not text.isascii() and _C1.search(text):
         try:
             text = text.encode("latin-1").decode("utf-8")
         except UnicodeError:
@@ -60,7 +66,7 @@ def repair(text: str) -> str:
 
 def is_damaged(text: str) -> bool:
     """Whether a character was lost to a wrong encoding: a C1 control or the replacement character."""
-    return "\ufffd" in text or _C1.search(text) is not None
+    return not text.isascii() and ("\ufffd" in text or _C1.search(text) is not None)
 
 
 def unknown_entities(text: str) -> list[str]:
@@ -76,10 +82,11 @@ def _tidy(text: str) -> str:
     if "&" in text:
         text = _AMPERSANDS.sub("&", _SPLIT_ENTITY.sub(r"&\1;", text))
         text = _ENTITY.sub(lambda found: _entity(found[0]), text)
-    text = _FORMAT.sub("", text)
+    if not text.isprintable():
+        text = _FORMAT.sub("", text)
     if not text.isascii():
         text = unicodedata.normalize("NFC", text.translate(_WIDTH))
-    return _SPACES.sub(" ", text).strip()
+    return " ".join(text.split())
 
 
 # ── a side written in Han characters ────────────────────────────────────────────────────────────────────────────────
@@ -101,6 +108,7 @@ _LATIN_GAP = re.compile(f"(?<=[{HAN}]) (?=[A-Za-z0-9])|(?<=[A-Za-z0-9]) (?=[{HAN
 _WIDE_GAP = re.compile(f" (?=[{_WIDE}])|(?<=[{_WIDE}]) ")
 _SEGMENT = re.compile(rf"[{HAN}]{{1,4}}|[A-Za-z0-9]+|[^\w\s]+")
 _HAN_GAP = re.compile(f"(?<=[{HAN}]) (?=[{HAN}])")
+_MARK = re.compile('[!"(),.:;?’「」『』•‧・∙⋅]|[0-9][，：]')
 _TO_WIDE = str.maketrans("?!:;,.", "？！：；，。")
 
 
@@ -122,6 +130,8 @@ def _punctuate_han(text: str, zh_script: ZhScript) -> str:
         if len(_HAN_GAP.findall(text)) >= 2 and all(map(_SEGMENT.fullmatch, tokens)):
             text = _HAN_GAP.sub("", text)
         text = _SPACED_MARK.sub("", text)
+    if not _MARK.search(text):
+        return _without_gaps(text)
     text = _THOUSANDS.sub(lambda found: ":" if found[0] == "：" else ",", text)
     text = _MIDDLE_DOT.sub("·", _APOSTROPHE.sub("'", text))
     if '"' in text and text.count('"') % 2 == 0:
@@ -134,6 +144,10 @@ def _punctuate_han(text: str, zh_script: ZhScript) -> str:
     text = _COMMA.sub(_widen, _COLON.sub(_widen, text))
     if text.count(".") == 1:
         text = _FULL_STOP.sub("。", text)
+    return _without_gaps(text)
+
+
+def _without_gaps(text: str) -> str:
     return _LATIN_GAP.sub("", _WIDE_GAP.sub("", text)) if " " in text else text
 
 
@@ -141,12 +155,13 @@ _SIMPLIFIED_QUOTES = str.maketrans("「」『』", "“”‘’")
 
 # ── a side written with spaces ──────────────────────────────────────────────────────────────────────────────────────
 
-_NARROW = str.maketrans("，。！？：；、（）～‘’‚‛“”„‟…", ",.!?:;,()~''''\"\"\"\".")
-_NARROW[ord("…")] = "..."
+_NARROW = _pairs("，。！？：；、（）～‘’‚‛“”„‟…", ",.!?:;,()~''''\"\"\"\".")
+_NARROW |= {ord("…"): "..."}
 _DOUBLE_STOP = re.compile(r"\.?。\.?")
 _WIDE_BEFORE_WORD = re.compile(r"(?<![0-9])[，：](?=\w)|[，：](?=[^\W0-9])|[。！？；、）](?=\w)")
 _WIDE_AFTER_WORD = re.compile(r"(?<=\w)（")
 _LOOSE_MARK = re.compile(r"(?<=[^ ]) (?=[,.?!](?:[ \"')]|$))")
+_SPACE_BEFORE_MARK = re.compile(" (?:[,.?!']|n')")
 _CLITIC = re.compile(r"(?<=[A-Za-z]) (?=(?:'(?:s|re|ve|ll|m)|n't)\b(?!'))")
 
 
@@ -155,7 +170,7 @@ def _punctuate_spaced(text: str, lang: str) -> str:
     if not text.isascii():
         text = _WIDE_BEFORE_WORD.sub(lambda found: found[0] + " ", _DOUBLE_STOP.sub("。", text))
         text = _WIDE_AFTER_WORD.sub(" （", text).translate(_NARROW)
-    if " " in text and lang != "fr":  # French sets its marks apart.
+    if lang != "fr" and _SPACE_BEFORE_MARK.search(text):  # French sets its marks apart.
         text = _CLITIC.sub("", _LOOSE_MARK.sub("", text))
     return text
 

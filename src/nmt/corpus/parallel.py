@@ -22,7 +22,9 @@ def worker_count(size: int, workers: int | None) -> int:
     """How many processes an input of `size` bytes is worth: one for a small one, else one for each core."""
     if workers is not None:
         return max(1, workers)
-    return 1 if size < SMALL else len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return (
+        1 if size < SMALL else len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
 
 
 def in_order(function: Callable[[T], R], items: Iterable[T], workers: int) -> Iterator[R]:

@@ -34,25 +34,25 @@ def find_sources(corpus_dir: Path, settings: CleanConfig) -> dict[str, tuple[Pat
     line. Files of the dev and test set, licences, notices and hidden files are no sources.
     """
     if settings.sources:
-        named = {name: tuple(map(Path, files)) for name, files in settings.sources.items()}
-        for name, files in named.items():
-            for path in files:
-                if not path.is_file():
-                    raise DataError(f"clean.sources: {name} names {path}, which is not a file.")
+        named = {name: tuple(map(Path, given)) for name, given in settings.sources.items()}
+        for name, paths in named.items():
+            if missing := [str(path) for path in paths if not path.is_file()]:
+                raise DataError(f"clean.sources: {name} names {missing[0]}, which is not a file.")
         return named
     raw = corpus_dir / "raw"
     kept_apart = {Path(path).resolve() for path in (*settings.dev, *settings.test)}
     found: dict[str, tuple[Path, ...]] = {}
+    files: tuple[Path, ...]
     for path in sorted(raw.iterdir()) if raw.is_dir() else []:
         if not path.is_file() or _NOT_A_CORPUS.fullmatch(path.name) or path.resolve() in kept_apart:
             continue
         suffix = path.suffix.removeprefix(".")
         if suffix in ("tsv", "txt"):
-            files: tuple[Path, ...] = (path,)
+            files = (path,)
         elif suffix in settings.columns:
             files = tuple(path.with_suffix(f".{lang}") for lang in settings.columns)
-            if missing := [file.name for file in files if not file.is_file()]:
-                raise DataError(f"{path} has no {missing[0]} beside it; line-aligned files come in pairs.")
+            if absent := [file.name for file in files if not file.is_file()]:
+                raise DataError(f"{path} has no {absent[0]} beside it; line-aligned files come in pairs.")
         else:
             endings = ", ".join(f".{lang}" for lang in settings.columns)
             raise DataError(
@@ -63,8 +63,8 @@ def find_sources(corpus_dir: Path, settings: CleanConfig) -> dict[str, tuple[Pat
             raise DataError(f"{path} and {found[path.stem][0]} have the same name; rename one of them.")
     if not found:
         raise DataError(
-            f"no corpus in {raw}; `nmt fetch {corpus_dir.name}` fills it (--from PATH or URL where there is no network), "
-            "or name your files in clean.sources."
+            f"no corpus in {raw}; `nmt fetch {corpus_dir.name}` fills it (--from PATH where there is no network), or "
+            "name your files in clean.sources."
         )
     return found
 
@@ -86,24 +86,24 @@ class Facts:
     has_attribution: bool
 
 
-def inspect(name: str, files: Sequence[Path], settings: CleanConfig) -> Facts:
+def inspect(files: Sequence[Path], settings: CleanConfig) -> Facts:
     """Reads a source once; raises DataError when it is empty, in another encoding, uneven, or has no two columns."""
-    facts, seen_bad, first_bad = [], 0, ""
+    facts: list[dict[str, Any]] = []
     bad: list[int] = []
     with_han, sampled, attributed = [0, 0], 0, False
     for column, path in enumerate(files):
-        digest, size, number, offset = hashlib.sha256(), 0, 0, 0
+        digest, size, number = hashlib.sha256(), 0, 0
+        seen_bad, first_bad = 0, ""
         with _open(path) as stream:
             for number, raw in enumerate(stream, 1):
-                digest.update(raw)
-                size += len(raw)
                 text, whole = decode_line(raw, first=number == 1, encoding=settings.encoding)
                 if not whole:
                     seen_bad += 1
                     if len(bad) < _SHOWN and number not in bad:
                         bad.append(number)
-                    first_bad = first_bad or f"{path}, line {number}, byte {offset + _bad_byte(raw, settings.encoding)}"
-                offset = size
+                    first_bad = first_bad or f"{path}, line {number}, byte {size + _bad_byte(raw, settings.encoding)}"
+                digest.update(raw)
+                size += len(raw)
                 # Every line of the start and one in sixteen of the rest tell a column's script.
                 if number <= 1000 or number % 16 == 0:
                     if len(files) == 2:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from nmt.config import CleanConfig
 from nmt.corpus.normalise import is_damaged, unknown_entities
-from nmt.corpus.script import han_share, has_han, letters, simplify, units
+from nmt.corpus.script import han_share, has_han, has_letter, simplify, units
 
 SHORT = 3
 """Words, units or bytes up to which a side is too short for a ratio to mean anything."""
@@ -58,10 +58,11 @@ def _too_long(pair: Pair, settings: CleanConfig) -> bool:
 
 
 def _copy(pair: Pair, settings: CleanConfig) -> bool:
-    if not settings.drop_copies:
+    one, two = pair.sides
+    if not settings.drop_copies or has_han(one) != has_han(two):
         return False
     left, right = (_WORDS.findall(text.casefold()) for text in pair.sides)
-    return left == right and any(map(letters, pair.sides))
+    return left == right and bool(left)
 
 
 _WORDS = re.compile(r"[^\W_]+")
@@ -72,7 +73,7 @@ def _no_han(pair: Pair, settings: CleanConfig) -> bool:
 
 
 def _no_letter(pair: Pair, settings: CleanConfig) -> bool:
-    return not all(map(letters, pair.sides))
+    return not all(map(has_letter, pair.sides))
 
 
 def _little_han(pair: Pair, settings: CleanConfig) -> bool:
@@ -92,7 +93,8 @@ def _ratio(pair: Pair, settings: CleanConfig) -> bool:
     if pair.han[0] == pair.han[1]:
         return False
     words, han_units = (
-        _length(text, is_han) for is_han, text in sorted(zip(pair.han, pair.sides, strict=True), key=lambda side: side[0])
+        _length(text, is_han)
+        for is_han, text in sorted(zip(pair.han, pair.sides, strict=True), key=lambda side: side[0])
     )
     if max(words, han_units) <= SHORT:
         return False
@@ -106,6 +108,7 @@ def _bytes(pair: Pair, settings: CleanConfig) -> bool:
     return long > settings.max_byte_ratio * short
 
 
+_MARKUP = re.compile("[<$%&]")
 _TAG = re.compile(r"</?[A-Za-z][A-Za-z0-9:]*(?:\s[^<>]*=[^<>]*)?/?>")
 _FORMULA = re.compile(r"\$[^$]*[\\^_{}][^$]*\$")
 _PLACEHOLDER = re.compile(
@@ -114,19 +117,12 @@ _PLACEHOLDER = re.compile(
 
 
 def marks(text: str) -> Counter[str]:
-    """Tags, formulas, printf placeholders (without their positions) and unknown entities, each with its count."""
-    found: list[str] = []
-    if "<" in text:
-        found += _TAG.findall(text)
-    if "$" in text:
-        found += _FORMULA.findall(text)
-    if "%" in text:
-        found += _PLACEHOLDER.findall(text)
-    return Counter(found)
+    """Tags, formulas and printf placeholders (without their positions), each with its count."""
+    return Counter(_TAG.findall(text) + _FORMULA.findall(text) + _PLACEHOLDER.findall(text))
 
 
 def _markup(pair: Pair, settings: CleanConfig) -> bool:
-    if not settings.drop_markup:
+    if not settings.drop_markup or not any(map(_MARKUP.search, pair.sides)):
         return False
     left, right = pair.sides
     return marks(left) != marks(right) or any(map(unknown_entities, pair.sides))
@@ -139,7 +135,9 @@ _LATIN_RUN = re.compile(r"[^\W\d_\u3000-\U0010ffff]+(?:[ ',.!?]+[^\W\d_\u3000-\U
 def _glossed(pair: Pair, settings: CleanConfig) -> bool:
     """Pinyin beside the characters: at least two words in Latin letters, two tone marks among them."""
     return settings.drop_pinyin and any(
-        is_han and len(_PINYIN.findall(text)) >= 2 and any(len(_PINYIN.findall(run)) >= 2 for run in _LATIN_RUN.findall(text))
+        is_han
+        and len(_PINYIN.findall(text)) >= 2
+        and any(len(_PINYIN.findall(run)) >= 2 for run in _LATIN_RUN.findall(text))
         for text, is_han in zip(pair.sides, pair.han, strict=True)
     )
 

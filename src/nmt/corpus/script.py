@@ -22,13 +22,13 @@ def has_han(text: str) -> bool:
     return _HAN.search(text) is not None
 
 
+def has_letter(text: str) -> bool:
+    return _LETTER.search(text) is not None
+
+
 def han_share(text: str) -> float:
     """Han characters as a share of the letters of `text`; 0 if it has no letter."""
-    return len(_HAN.findall(text)) / max(1, letters(text))
-
-
-def letters(text: str) -> int:
-    return len(_LETTER.findall(text))
+    return len(_HAN.findall(text)) / max(1, len(_LETTER.findall(text)))
 
 
 def units(text: str) -> int:

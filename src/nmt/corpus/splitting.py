@@ -29,7 +29,7 @@ _KEPT = _LettersDigitsMarks()
 
 
 def sentence_key(text: str) -> str:
-    """Letters, digits and marks in Simplified characters, compatibility forms and case folded; `text` if none is left."""
+    """Letters, digits and marks, Simplified, compatibility forms and case folded; `text` itself if none is left."""
     if text.isascii():
         return text.casefold().translate(_KEPT) or text
     folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())

@@ -1,0 +1,46 @@
+"""The score of a run on its test set, whole and by the parts of the corpus."""
+
+from pathlib import Path
+from typing import Any
+
+from nmt.config import Config
+from nmt.scoring import evaluate, report_lines
+from nmt.text import read_lines
+
+MOST_PARTS = 5
+"""Different attributions of a test set that are told apart; more are people, not parts of a corpus."""
+
+
+def references(config: Config, clean: Path) -> list[list[str]]:
+    """All references of each line of the test set."""
+    return [row.split("\t") for row in read_lines(clean / f"test.refs.{config.data.tgt}")]
+
+
+def evaluate_test(config: Config, clean: Path, hyps: list[str]) -> dict[str, Any]:
+    """`nmt.scoring.evaluate` on the test set, and on each of its parts where the corpus is made of a few."""
+    src, tgt = config.data.src, config.data.tgt
+    srcs, refs = read_lines(clean / f"test.{src}"), references(config, clean)
+    train = (read_lines(clean / f"train.{src}"), read_lines(clean / f"train.{tgt}"))
+    result = evaluate(hyps, srcs, refs, tgt, config.eval, train)
+    attribution = clean / "test.attribution"
+    names = read_lines(attribution) if attribution.is_file() else []
+    if 1 < len(set(names)) <= MOST_PARTS:
+        result["parts"] = {}
+        for part in sorted(set(names)):
+            rows = [row for row, name in enumerate(names) if name == part]
+            part_hyps, part_srcs = ([texts[row] for row in rows] for texts in (hyps, srcs))
+            part_refs = [refs[row] for row in rows]
+            result["parts"][part] = evaluate(part_hyps, part_srcs, part_refs, tgt, config.eval, train)
+    return result
+
+
+def score_lines(result: dict[str, Any]) -> list[str]:
+    """A result of `evaluate_test` for the terminal, each part with its floor."""
+    lines = report_lines(result)
+    for name, part in result.get("parts", {}).items():
+        bleu, floor = part["scores"]["bleu"], part["floor"]["bleu"]["value"]
+        lines.append(
+            f"{name or '(no attribution)'}: BLEU {bleu['value']:.2f} on {part['lines']:,} lines   "
+            f"floor {floor:.2f}, {bleu['value'] - floor:+.2f}\n  {bleu['signature']}"
+        )
+    return lines

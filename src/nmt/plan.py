@@ -1,0 +1,311 @@
+"""What a training will cost, worked out from the settings and the lengths of the data before it begins."""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nmt.config import Config, ModelConfig, OptimConfig
+from nmt.pipeline import Stage
+
+BYTES_A_TOKEN = 3.3
+"""UTF-8 bytes of a token with 8,000 pieces, English or Chinese; measured on everyday sentences."""
+
+TOO_MANY_EPOCHS = 300
+"""Good recipes for small corpora take 50 to 200; far beyond, a model only learns its sentences by heart."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """The training set as numbers; tokens include each sentence's eos."""
+
+    pairs: int
+    src_tokens: int
+    tgt_tokens: int
+    longest: int
+    """Tokens of the longest side of any pair."""
+    updates: int
+    """In an epoch."""
+    vocab: tuple[int, int]
+    """Pieces of the source's and of the target's vocabulary."""
+    exact: bool
+    """Counted in encoded data; else estimated from the size of the text."""
+
+
+# ── formulas ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def parameters(model: ModelConfig, tgt_vocab: int, src_vocab: int | None = None) -> dict[str, int]:
+    """Weights by part. One embedding serves both languages and the output, unless the source has its own."""
+    width, inner = model.d_model, model.d_ff
+    kv_width = (model.kv_heads or model.heads) * width // model.heads
+    norm = width * (2 if model.norm_kind == "layer" else 1)
+    attention = 2 * (width * width + width) + 2 * (width * kv_width + kv_width)
+    gates = 2 if model.activation == "swiglu" else 1
+    feed_forward = gates * (width * inner + inner) + inner * width + width
+    final_norm = norm if model.norm == "pre" else 0
+    decoder_layers = model.decoder_layers or model.layers
+    return {
+        "embedding": (tgt_vocab + (src_vocab or 0)) * width,
+        "positions": model.max_positions * width if model.position == "learned" else 0,
+        "encoder": model.layers * (attention + feed_forward + 2 * norm) + final_norm,
+        "decoder": decoder_layers * (2 * attention + feed_forward + 3 * norm) + final_norm,
+    }
+
+
+def training_flops(model: ModelConfig, vocab: int, src: float, tgt: float) -> float:
+    """Operations of one pair of so many tokens, forward and backward (3 x forward).
+
+    Matrix products only, two operations a multiply-add; the embedding is a look-up, the output projection counts.
+    """
+    width, inner = model.d_model, model.d_ff * (1.5 if model.activation == "swiglu" else 1)
+    kv_width = (model.kv_heads or model.heads) * width // model.heads
+    ask, answer, feed = 2 * width * width, 2 * width * kv_width, 2 * width * inner
+    encoder = model.layers * (src * (ask + answer + feed) + 2 * src * src * width)
+    decoder = (model.decoder_layers or model.layers) * (
+        tgt * (2 * ask + answer + feed) + src * answer + 2 * tgt * (src + tgt) * width
+    )
+    # Half of a causal attention's products are hidden ones.
+    decoder -= (model.decoder_layers or model.layers) * tgt * tgt * width
+    return 3 * 2 * (encoder + decoder + tgt * width * vocab)
+
+
+def activation_bytes(model: ModelConfig, src_slots: int, tgt_slots: int, bytes_each: int) -> int:
+    """What the backward pass of a micro-batch keeps, but for the loss, which works in chunks.
+
+    Of an attention block: query, keys and values, what was found (as heads and as rows), the dropout mask, the sum
+    and its norm. Of a feed-forward block: the inner activations, mask, sum and norm.
+    """
+    width, inner = model.d_model, model.d_ff
+    kv_width = 2 * (model.kv_heads or model.heads) * width // model.heads
+    inner_kept = {"relu": inner, "gelu": 2 * inner, "swiglu": 4 * inner}[model.activation]
+    inner_kept += inner if model.activation_dropout else 0
+    mask = width if model.dropout else 0
+    attention, feed = 5 * width + mask, 2 * width + mask + inner_kept
+    decoder_layers = model.decoder_layers or model.layers
+    src_floats = model.layers * (attention + kv_width + feed) + decoder_layers * kv_width + width + mask
+    tgt_floats = decoder_layers * (2 * attention + kv_width + feed) + 2 * width + mask
+    return bytes_each * (src_slots * src_floats + tgt_slots * tgt_floats)
+
+
+def peak_rate(optim: OptimConfig, d_model: int) -> float:
+    """The highest learning rate: that of the last step of the warm-up."""
+    peak = 1 / math.sqrt(d_model * optim.warmup_steps) if optim.schedule == "noam" else optim.learning_rate
+    return peak * optim.lr_factor
+
+
+# ── the plan ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def make_plan(config: Config, data: Data | None) -> dict[str, Any]:
+    """All numbers of the plan; without data those that do not depend on it."""
+    model, optim, train = config.model, config.optim, config.train
+    src_vocab, tgt_vocab = data.vocab if data else (config.bpe.vocab_size, config.bpe.vocab_size)
+    parts = parameters(model, tgt_vocab, None if config.bpe.joint else src_vocab)
+    total = sum(parts.values())
+    slots = min(train.device_tokens, optim.batch_tokens)
+    longest = data.longest if data else config.encode.max_tokens
+    each = 4 if optim.precision == "float32" else 2
+    kept = activation_bytes(model, max(slots, longest), max(slots, longest), each)
+    kv_width = 2 * (model.kv_heads or model.heads) * model.d_model // model.heads
+    cached = (model.decoder_layers or model.layers) * kv_width * 4
+    steps_of_output = longest + config.translate.max_extra
+    rows = max(config.translate.beam, config.translate.batch_tokens // longest)
+    found: dict[str, Any] = {
+        "recipe": config.recipe,
+        "direction": config.direction,
+        "parameters": parts | {"total": total},
+        "optim": {
+            "batch_tokens": optim.batch_tokens,
+            "max_steps": optim.max_steps,
+            "warmup_steps": optim.warmup_steps,
+            "peak_learning_rate": peak_rate(optim, model.d_model),
+        },
+        "memory": {
+            "weights_gradients_moments": 16 * total,
+            "activations": kept,
+            # Scores of 256 tokens three times over, and the gradient of the output matrix.
+            "loss": 4 * (3 * 256 * tgt_vocab + tgt_vocab * model.d_model),
+            "micro_batch_tokens": max(slots, longest),
+        },
+        "attention": {
+            "longest": longest,
+            "weights_of_a_layer": 4 * max(1, slots // longest) * model.heads * longest**2,
+            "decoder_cache": cached * rows * steps_of_output
+            + cached * max(longest, rows // config.translate.beam * longest),
+        },
+    }
+    found["memory"]["total"] = sum(value for name, value in found["memory"].items() if name != "micro_batch_tokens")
+    if data is not None:
+        src, tgt = data.src_tokens / data.pairs, data.tgt_tokens / data.pairs
+        flops = training_flops(model, tgt_vocab, src, tgt) * data.pairs / data.updates
+        found["data"] = {
+            "pairs": data.pairs,
+            "src_tokens": data.src_tokens,
+            "tgt_tokens": data.tgt_tokens,
+            "exact": data.exact,
+            "updates_an_epoch": data.updates,
+            "warmup_epochs": optim.warmup_steps / data.updates,
+            "epochs": optim.max_steps / data.updates,
+        }
+        found["work"] = {"flops_a_step": flops, "flops": flops * optim.max_steps}
+    return found
+
+
+def plan_lines(plan: dict[str, Any]) -> list[str]:
+    """The plan for people."""
+    parts, optim, memory, attention = plan["parameters"], plan["optim"], plan["memory"], plan["attention"]
+    shown = ", ".join(f"{name} {value / 1e6:.1f} M" for name, value in parts.items() if value and name != "total")
+    lines = [
+        f"{plan['recipe']}, {plan['direction']}",
+        f"parameters  {parts['total'] / 1e6:.1f} M: {shown}",
+    ]
+    data = plan.get("data")
+    if data:
+        about = "" if data["exact"] else "about "
+        lines += [
+            f"data        {about}{data['pairs']:,} pairs, {data['src_tokens']:,} source and {data['tgt_tokens']:,} "
+            f"target tokens{'' if data['exact'] else ' (estimated; nmt encode counts them)'}",
+            f"updates     {about}{data['updates_an_epoch']:,} an epoch, of {optim['batch_tokens']:,} tokens a side",
+            f"training    {optim['max_steps']:,} steps = {data['epochs']:,.0f} epochs; "
+            f"warm-up {optim['warmup_steps']:,} steps = {data['warmup_epochs']:,.1f} epochs",
+        ]
+    else:
+        lines.append("data        none yet, so nothing can be said of epochs: nmt fetch, or nmt run --upto encode")
+    lines += [
+        f"rate        at most {optim['peak_learning_rate']:.3g}, at step {optim['warmup_steps']:,}",
+        f"memory      {_size(memory['total'])}: "
+        f"weights, gradients and Adam {_size(memory['weights_gradients_moments'])}, "
+        f"activations of {memory['micro_batch_tokens']:,} tokens a side {_size(memory['activations'])}, "
+        f"loss {_size(memory['loss'])}",
+        f"attention   {_size(attention['weights_of_a_layer'])} a layer if its n x n weights were stored "
+        f"(n = {attention['longest']}); they are not. Decoder cache at most {_size(attention['decoder_cache'])}",
+    ]
+    if "work" in plan:
+        work = plan["work"]
+        lines.append(
+            f"work        {work['flops_a_step'] / 1e12:.3g} TFLOP a step, {work['flops'] / 1e15:.3g} PFLOP in all"
+        )
+    if "measured" in plan:
+        measured = plan["measured"]
+        lines.append(
+            f"time        {measured['seconds_a_step']:.3g} s a step on {measured['device']}, measured over "
+            f"{measured['steps']} steps: {_time(measured['seconds'])} for the training, validation apart"
+        )
+    if data and data["epochs"] > TOO_MANY_EPOCHS:
+        fitting = "cmn, or cmn-small on a CPU" if data["pairs"] < 200_000 else "one with a smaller optim.max_steps"
+        lines.append(
+            f"Too long: {optim['max_steps']:,} steps of {optim['batch_tokens']:,} tokens are "
+            f"{data['epochs']:,.0f} epochs of this corpus; it is learnt by heart long before. "
+            f"A recipe that fits: {fitting}."
+        )
+    return lines
+
+
+def _size(count: float) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds / 3600:.1f} h" if seconds >= 5400 else f"{seconds / 60:.0f} min"
+
+
+# ── the data at hand ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def look_at_data(config: Config, stages: Sequence[Stage]) -> Data:
+    """Counted where the data are encoded, else estimated from the clean text, or from the raw files."""
+    clean, _, encode = stages[:3]
+    if (encode.writes / "meta.json").is_file():
+        from nmt.batching import plan_updates
+        from nmt.dataset import open_dataset
+
+        vocab = _vocab(config, encode.writes)
+        train = open_dataset(encode.writes, "train", config.data.src, config.data.tgt)
+        src, tgt = train.src.lengths, train.tgt.lengths
+        return Data(
+            pairs=len(train),
+            src_tokens=int(src.sum()),
+            tgt_tokens=int(tgt.sum()),
+            longest=int(max(src.max(), tgt.max())),
+            updates=len(plan_updates(src, tgt, config.optim.batch_tokens, config.optim.seed, 0)),
+            vocab=vocab,
+            exact=True,
+        )
+    texts = [clean.writes / f"train.{language}" for language in (config.data.src, config.data.tgt)]
+    if all(text.is_file() for text in texts):
+        pairs, sizes = _lines(texts[0]), [text.stat().st_size for text in texts]
+    else:
+        pairs, sizes = _raw(list(clean.reads.values()))
+        if config.data.src != config.clean.columns[0]:
+            sizes.reverse()
+    tokens = [max(1, round(size / BYTES_A_TOKEN)) + pairs for size in sizes]
+    return Data(
+        pairs=pairs,
+        src_tokens=tokens[0],
+        tgt_tokens=tokens[1],
+        longest=config.encode.max_tokens,
+        updates=max(1, math.ceil(max(tokens) / config.optim.batch_tokens)),
+        vocab=(config.bpe.vocab_size, config.bpe.vocab_size),
+        exact=False,
+    )
+
+
+def _vocab(config: Config, encode: Path) -> tuple[int, int]:
+    from nmt.dataset import read_meta
+
+    meta = read_meta(encode)
+    sizes = dict(zip(meta["languages"], meta["vocab_size"], strict=True))
+    return sizes[config.data.src], sizes[config.data.tgt]
+
+
+def _lines(path: Path) -> int:
+    with path.open("rb") as stream:
+        return max(1, sum(block.count(b"\n") for block in iter(lambda: stream.read(1 << 20), b"")))
+
+
+def _raw(files: Sequence[Path]) -> tuple[int, list[int]]:
+    """Pairs, and bytes of each side, of raw files, tab-separated or line-aligned."""
+    pairs, sizes = 0, [0, 0]
+    for number, path in enumerate(files):
+        with path.open("rb") as stream:
+            for row in stream:
+                columns = row.rstrip(b"\r\n").split(b"\t")
+                if len(columns) > 1:
+                    pairs += 1
+                    sizes = [size + len(column) for size, column in zip(sizes, columns, strict=False)]
+                else:
+                    pairs += number % 2
+                    sizes[number % 2] += len(row)
+    return max(1, pairs), sizes
+
+
+def measure(config: Config, stages: Sequence[Stage], device: str, steps: int = 5) -> dict[str, Any]:
+    """Take a few real steps with a new model, the first untimed, and work out the whole; nothing is saved."""
+    from nmt.batching import plan_updates
+    from nmt.dataset import open_dataset
+    from nmt.distributed import World, choose_device
+    from nmt.training import Trainer, train_step
+
+    encode = stages[2].writes
+    data = open_dataset(encode, "train", config.data.src, config.data.tgt)
+    world = World(0, 1, choose_device(device))
+    trainer = Trainer.build(config, world, _vocab(config, encode))
+    updates = plan_updates(data.src.lengths, data.tgt.lengths, config.optim.batch_tokens, config.optim.seed, 0)
+    chosen = updates[: steps + 1]
+    begun = time.perf_counter()
+    for step, update in enumerate(chosen, 1):
+        stats = train_step(trainer, data, update, step)
+        float(stats.loss)  # Waits for the device.
+        if step == 1 and len(chosen) > 1:
+            begun = time.perf_counter()
+    timed = max(1, len(chosen) - 1)
+    seconds = (time.perf_counter() - begun) / timed
+    return {
+        "device": str(world.device),
+        "steps": timed,
+        "seconds_a_step": seconds,
+        "seconds": seconds * config.optim.max_steps,
+    }

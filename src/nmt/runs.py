@@ -1,0 +1,46 @@
+"""Run folders as a user looks at them: which is the newest, and what is in one."""
+
+from pathlib import Path
+from typing import Any
+
+from nmt.errors import CheckpointError
+from nmt.pipeline import read_json
+from nmt.plan import parameters
+from nmt.provenance import read_config, tokenizer_files
+
+RUNS = Path("runs")
+
+
+def newest_run() -> Path:
+    """The run whose training finished last; raises CheckpointError where none has."""
+    finished = [path for path in RUNS.glob("*/status.json") if read_json(path).get("state") == "finished"]
+    if not finished:
+        raise CheckpointError(f"no finished training in {RUNS}/; make one (nmt run -c demo) or name a run with --run.")
+    return max(finished, key=lambda path: path.stat().st_mtime_ns).parent
+
+
+def describe_run(run: Path) -> dict[str, Any]:
+    """What a run is: its state, its scores, its vocabulary and sizes."""
+    config, status = read_config(run), read_json(run / "status.json")
+    vocab = [sum(1 for _ in path.open("rb")) for path in tokenizer_files(run / "tokenizer") if path.suffix == ".vocab"]
+    sizes = dict(zip(config.clean.columns, vocab * 2 if len(vocab) == 1 else vocab, strict=False))
+    weights = parameters(
+        config.model, sizes.get(config.data.tgt, 0), None if config.bpe.joint else sizes.get(config.data.src, 0)
+    )
+    scores = read_json(run / "eval" / "scores.json").get("scores", {})
+    final = read_json(run / "final" / "state.json")
+    return {
+        "run": str(run),
+        "recipe": config.recipe,
+        "corpus": config.data.corpus,
+        "direction": config.direction,
+        "state": status.get("state", "unknown"),
+        "step": status.get("step"),
+        "best dev score": status.get("best_score"),
+        "best step": status.get("best_step"),
+        "final model": final.get("made_of"),
+        "test": {score["name"]: f"{score['value']:.2f} ({score['signature']})" for score in scores.values()},
+        "vocabulary": sizes,
+        "parameters": sum(weights.values()),
+        "bytes": sum(path.stat().st_size for path in run.rglob("*") if path.is_file()),
+    }

@@ -1,0 +1,63 @@
+"""The chunked loss against torch's own and against numbers by hand."""
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from nmt.loss import CHUNK, label_smoothed_loss
+
+
+def case(rows: int, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(rows)
+    hidden = torch.randn(rows, 16, dtype=dtype, generator=generator, requires_grad=True)
+    weight = torch.randn(40, 16, dtype=dtype, generator=generator, requires_grad=True)
+    return hidden, weight, torch.randint(0, 40, (rows,), generator=generator)
+
+
+def test_the_smoothed_target_is_that_of_the_formula():
+    # Scores 0 and ln 3 give p = (1/4, 3/4); with e = .1 and V = 2 the target of class 1 is q = (.05, .95).
+    hidden, weight = torch.ones(1, 1), torch.tensor([[0.0], [math.log(3)]])
+    loss, nll = label_smoothed_loss(hidden, weight, torch.tensor([1]), 0.1)
+    assert loss.item() == pytest.approx(-(0.05 * math.log(1 / 4) + 0.95 * math.log(3 / 4)))
+    assert nll.item() == pytest.approx(-math.log(3 / 4))
+
+
+@pytest.mark.parametrize("rows", [1, 7, CHUNK, CHUNK + 1, 2 * CHUNK + 31])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])
+def test_value_and_gradients_equal_those_of_torch(rows, smoothing):
+    hidden, weight, target = case(rows)
+    loss, nll = label_smoothed_loss(hidden, weight, target, smoothing)
+    (3 * loss).backward()
+    ours = loss.detach(), hidden.grad, weight.grad
+    hidden.grad = weight.grad = None
+    scores = hidden @ weight.T
+    expected = F.cross_entropy(scores, target, label_smoothing=smoothing, reduction="sum")
+    (3 * expected).backward()
+    assert torch.allclose(ours[0], expected)
+    assert torch.allclose(ours[1], hidden.grad)
+    assert torch.allclose(ours[2], weight.grad)
+    assert torch.allclose(nll, F.cross_entropy(scores, target, reduction="sum"))
+    assert not nll.requires_grad
+
+
+def test_gradients_pass_the_numerical_check():
+    hidden, weight, target = case(5)
+    assert torch.autograd.gradcheck(lambda h, w: label_smoothed_loss(h, w, target, 0.1)[0], (hidden, weight))
+
+
+def test_half_precision_products_keep_a_float32_loss():
+    hidden, weight, target = case(300, torch.float32)
+    exact, _ = label_smoothed_loss(hidden, weight, target, 0.1)
+    exact.backward()
+    grads = hidden.grad, weight.grad
+    hidden.grad = weight.grad = None
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss, _ = label_smoothed_loss(hidden, weight, target, 0.1)
+    loss.backward()
+    assert loss.dtype == torch.float32
+    assert loss.item() == pytest.approx(exact.item(), rel=1e-2)
+    for ours, theirs in zip((hidden.grad, weight.grad), grads, strict=True):
+        assert ours.dtype == torch.float32
+        assert F.cosine_similarity(ours.flatten(), theirs.flatten(), 0) > 0.999
