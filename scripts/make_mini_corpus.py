@@ -89,7 +89,7 @@ DIRTY = (
     ("too long", " ".join(["Round and round it goes."] * 60) + "\t" + "转啊转啊转。" * 60),
     ("markup", "Click <b>Save</b> to go on.\t点击保存继续。"),
     ("placeholder", "%d files were copied.\t复制了文件。"),
-    ("pinyin", "How are you these days?\t你最近好吗？ Nǐ zuìjìn hǎo ma?"),
+    ("pinyin", "Hello, could you tell me where the library is?\t你好，请问图书馆在什么地方？ Nǐ hǎo!"),
     ("note", "The tea house is old.\t茶馆很老了。（译注：建于清代）"),
 )
 """What is wrong, and the first two columns; a lone surrogate stands for a byte that is not UTF-8."""
@@ -108,9 +108,9 @@ def rows() -> Iterator[str]:
         chinese = zh if number % TRADITIONAL_EVERY else zh.translate(TRADITIONAL)
         yield f"{en}\t{chinese}\tnmt mini corpus: grammar"
     for _, columns in DIRTY:
-        # A third column cannot follow where the second is missing, nor anything an end of line.
-        whole = "\t" in columns and not columns.endswith("\r")
-        yield f"{columns}\tnmt mini corpus: dirty" if whole else columns
+        # No third column can follow where the second is missing.
+        text = columns.removesuffix("\r")
+        yield (f"{text}\tnmt mini corpus: dirty" if "\t" in text else text) + columns[len(text) :]
 
 
 def corpus() -> bytes:

@@ -10,16 +10,34 @@ from pathlib import Path
 import pytest
 import sacrebleu
 
+from nmt.config import CleanConfig
+from nmt.corpus.cleaning import clean_corpus
+from nmt.corpus.reading import find_sources
 from nmt.corpus.script import simplify
+from nmt.text import read_lines
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "scripts" / "make_mini_corpus.py"
 CORPUS = ROOT / "data" / "mini" / "raw" / "mini.txt"
-PARTS = ("natural", "grammar", "dirty")
 
-GOLDEN = {
-    "Alice did not borrow those six pencils in the office yesterday afternoon.": "爱丽丝昨天下午在办公室里没有借那六支铅笔。",
-}
+GOLDEN = """
+There are ten green radios next to the bookshelf in the office.|办公室里的书架旁边有十台绿色收音机。
+You bought ten cheap shirts for forty-two yuan last Thursday evening.|你上星期四晚上花四十二元买了十件便宜的衬衫。
+He gave John six hundred and fifty-nine watches last Wednesday afternoon.|他上星期三下午送给了约翰六百五十九块手表。
+Was that special notebook found by her teacher two months ago?|那本特别的笔记本两个月前被她的老师找到了吗？
+We will not go to the church at ten to five tomorrow afternoon.|我们明天下午差十分五点不会去教堂。
+Mr. Wang's flower is much more expensive than this precious photo.|王先生的花比这张珍贵的照片贵得多。
+That apple is not as heavy as this chair.|那个苹果没有这把椅子那么重。
+Miss Zhang is eighteen years younger than Mr. Wang's grandfather.|张小姐比王先生的爷爷小十八岁。
+The three cameras that your student found at the hotel are really good.|你的学生在饭店找到的那三台照相机真的很好。
+Our birthday is on February the first.|我们的生日是二月一号。
+Who never dances at the post office in winter?|谁冬天从来不在邮局跳舞？
+"""
+"""Rows of the grammar that a reader of both languages has checked."""
+
+ENGLISH_DIGITS = """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen
+    sixteen seventeen eighteen nineteen"""
+ENGLISH_TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +67,8 @@ def test_every_part_is_as_large_as_its_readme_says(rows: list[list[str]]) -> Non
     told = {name: int(count.replace(",", "")) for name, count in re.findall(r"corpus: (\w+)` \| ([\d,]+) \|", readme)}
     found = {name: len(part(rows, name)) for name in ("natural", "grammar")}
     assert told == {**found, "dirty": len(rows) - sum(found.values())}
-    assert told["grammar"] >= 2000 and told["natural"] >= 200 and 30 <= told["dirty"] <= 60
+    assert told["grammar"] >= 2000
+    assert told["natural"] >= 200
 
 
 @pytest.mark.parametrize("name", ["grammar", "natural"])
@@ -64,11 +83,11 @@ def test_good_sentences_have_plain_english_and_full_width_chinese_punctuation(ro
     for en, zh in part(rows, "grammar") + part(rows, "natural"):
         assert re.fullmatch(r"""[A-Z"][A-Za-z0-9 ,.?!:;'"%-]*[.?!"]""", en), en
         assert re.search(r"[。？！”]$", zh), zh
-        assert not re.search(r"[,;?!()\"' ]", zh), zh
+        assert not re.search(r"[;?!()\"' ]|(?<!\d),|,(?!\d)", zh), zh
         assert en == " ".join(en.split())
 
 
-def test_a_grammar_sentence_begins_with_its_english_and_chinese_words_only(rows: list[list[str]]) -> None:
+def test_grammar_sentences_hold_words_and_the_plainest_punctuation_only(rows: list[list[str]]) -> None:
     for en, zh in part(rows, "grammar"):
         assert re.fullmatch(r"[A-Z][A-Za-z ,'.-]*[.?]", en), en
         assert re.fullmatch(r"[\u4e00-\u9fff，]+[。？]", zh), zh
@@ -84,14 +103,57 @@ def test_traditional_rows_become_the_sentences_that_the_grammar_made(rows: list[
     found = part(rows, "grammar")
     made = list(sentences(len(found), seed=1))
     assert [(en, simplify(zh)) for en, zh in found] == made
-    assert sum(pair != plain for pair, plain in zip(found, made, strict=True)) == len(found) // 40
+    # A sentence may have no character that differs.
+    assert 0.95 < 40 / len(found) * sum(pair != plain for pair, plain in zip(found, made, strict=True)) <= 1
     assert all(simplify(zh) == zh for _, zh in made)
     assert sum(simplify(zh) != zh for _, zh in part(rows, "natural")) == 12
 
 
 def test_sentences_checked_by_hand_are_there(rows: list[list[str]]) -> None:
-    found = dict(part(rows, "grammar"))
-    assert {en: found.get(en) for en in GOLDEN} == GOLDEN
+    golden = [tuple(line.split("|")) for line in GOLDEN.strip().split("\n")]
+    assert set(golden) <= set(part(rows, "grammar"))
+
+
+def test_numbers_say_the_same_in_both_languages() -> None:
+    sys.path.insert(0, str(SCRIPT.parent))
+    try:
+        from mini_words import chinese_number, english_number
+    finally:
+        sys.path.pop(0)
+    words = {word: value for value, word in enumerate(re.findall(r"\w+", ENGLISH_DIGITS))}
+    words |= {word: 10 * value for value, word in enumerate(re.findall(r"\w+", ENGLISH_TENS), 2)}
+    signs = {sign: value for value, sign in enumerate("零一二三四五六七八九")} | {"两": 2}
+    for number in range(1000):
+        value = 0
+        for word in english_number(number).replace("-", " ").replace(" and ", " ").split():
+            value = value * 100 if word == "hundred" else value + words[word]
+        assert value == number
+        value, digit = 0, None
+        for sign in chinese_number(number):
+            if sign in "十百":
+                value += (1 if digit is None else digit) * {"十": 10, "百": 100}[sign]
+                digit = None
+            else:
+                digit = signs[sign]
+        assert value + (digit or 0) == number
+    assert [chinese_number(n) for n in (2, 12, 20, 105, 110, 222)] == [
+        "两",
+        "十二",
+        "二十",
+        "一百零五",
+        "一百一十",
+        "两百二十二",
+    ]
+
+
+def test_clean_keeps_every_good_sentence_and_drops_about_half_of_the_dirty_lines(tmp_path: Path) -> None:
+    settings = CleanConfig(dev_size=200, test_size=200)
+    report = clean_corpus(find_sources(CORPUS.parent.parent, settings), settings, tmp_path, workers=1)
+    parts = Counter(line for name in ("train", "dev", "test") for line in read_lines(tmp_path / f"{name}.attribution"))
+    assert parts["nmt mini corpus: grammar"] == 6000
+    assert parts["nmt mini corpus: natural"] == 265
+    assert 20 <= parts["nmt mini corpus: dirty"] <= 35
+    assert sum(rule["rows"] for rule in report["dropped"].values()) == report["input"] - parts.total()
 
 
 def test_every_kind_of_dirt_is_there(rows: list[list[str]]) -> None:
@@ -112,7 +174,8 @@ def test_every_kind_of_dirt_is_there(rows: list[list[str]]) -> None:
         "ﬁ",
     ):
         assert sign in text, repr(sign)
-    assert b"\r\n" in raw and re.search(rb"\r[^\n]", raw)
+    assert b"\r\n" in raw
+    assert re.search(rb"\r[^\n]", raw)
     assert b"\0" not in raw, "git would take the file for a binary one"
     invalid = 0
     for line in raw.split(b"\n"):

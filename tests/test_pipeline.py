@@ -75,7 +75,7 @@ def street(tmp_path: Path) -> Street:
 
 
 def test_a_street_that_was_walked_is_fresh_and_is_not_walked_again(street: Street) -> None:
-    assert street.words() == ["stale", "waits", "waits"]
+    assert street.words() == ["absent", "waits", "waits"]
     run(street)
     assert street.acted == ["upper", "count", "report"]
     assert street.words() == ["fresh", "fresh", "fresh"]
@@ -87,7 +87,7 @@ def test_a_changed_setting_is_named_with_the_old_and_the_new_value(street: Stree
     run(street)
     street.upper_settings = {"upper": {"mark": "?"}}
     states = status(street())
-    assert str(states[0]) == "upper: stale - upper.mark: ! -> ?"
+    assert str(states[0]) == "upper: stale, upper.mark: ! -> ?"
     assert str(states[1]) == "count: waits for upper"
 
 
@@ -139,9 +139,9 @@ def test_output_that_was_cut_or_lost_is_made_again(street: Street) -> None:
 def test_a_folder_without_its_stamp_was_never_finished(street: Street) -> None:
     run(street)
     (street()[0].writes / "stamp.json").unlink()
-    assert street.words()[0] == "stale"
+    assert street.words()[0] == "absent"
     (street()[0].writes / "stamp.json").write_text("{ half a stam")
-    assert street.words()[0] == "stale"
+    assert street.words()[0] == "absent"
     run(street)
     assert street.words() == ["fresh", "fresh", "fresh"]
 
@@ -165,7 +165,7 @@ def test_a_stage_with_a_result_goes_on_in_its_own_folder(street: Street) -> None
     folder = street.folder / "run"
     folder.mkdir()
     (folder / "checkpoint").write_text("step 7")
-    assert str(status(street())[2]) == "report: stale - begun, not finished"
+    assert str(status(street())[2]) == "report: begun, not finished"
     run(street)
     assert (folder / "checkpoint").read_text() == "step 7"
     (folder / "checkpoint").unlink()

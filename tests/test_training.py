@@ -20,10 +20,11 @@ from nmt.dataset import encode_corpus, open_dataset
 from nmt.distributed import World
 from nmt.errors import CheckpointError, ConfigError
 from nmt.provenance import TrainPaths, lock, read_config
+from nmt.step import Trainer, TrainingModel, train_step
 from nmt.symbols import PAD
 from nmt.text import write_lines
 from nmt.tokenizer import train_bpe
-from nmt.training import Progress, Trainer, TrainingModel, train_model, train_step
+from nmt.training import Progress, train_model
 
 ALONE = World(0, 1, torch.device("cpu"))
 SETTINGS = [
@@ -194,7 +195,7 @@ def test_a_run_folder_is_whole_in_itself(paths, tmp_path):
 
 def test_a_second_training_in_the_same_folder_is_refused(paths, tmp_path):
     run = at(paths, tmp_path / "run")
-    with lock(run.run), pytest.raises(ConfigError, match=f"another training is in .* pid {os.getpid()}"):
+    with lock(run.run), pytest.raises(ConfigError, match=f"another training is in .*pid {os.getpid()}"):
         train_model(settings(), run, ALONE)
 
 

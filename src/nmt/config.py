@@ -596,10 +596,10 @@ def find_file(name: str) -> Path:
             if (place / spelling).is_file():
                 return place / spelling
     known = sorted({path.name for place in places[1:] for path in place.glob("*.yaml")})
-    near = difflib.get_close_matches(Path(name).name, known, 1)
+    near = difflib.get_close_matches(Path(name).stem, [Path(file).stem for file in known], 1)
     raise ConfigError(
         f"no settings file {name}"
-        + (f"; did you mean {near[0]}?" if near else ".")
+        + (f"; did you mean {near[0]}.yaml?" if near else ".")
         + f" Looked here, in configs/ and among the shipped recipes: {', '.join(known)}."
     )
 
@@ -631,16 +631,8 @@ def load_with_origins(name: str | None, changes: Sequence[str] = ()) -> tuple[Co
             else:
                 given[section] = dict(values or {})
                 origins |= {f"{section}.{key}": str(path) for key in given[section]}
-    for change in changes:
-        key, equals, value = change.partition("=")
-        section, dot, name_of = key.strip().partition(".")
-        if not equals or not dot or section not in SECTIONS:
-            meant = _nearest(name_of or section, SECTIONS, section if section in SECTIONS else None)
-            hint = f" Did you mean {meant}?" if meant else f" Sections are {', '.join(SECTIONS)}."
-            problems.append(f"--set {change}: expected section.key=value.{hint}")
-            continue
-        given.setdefault(section, {})[name_of] = _parse_yaml(value, f"--set {key}")
-        origins[f"{section}.{name_of}"] = "--set"
+    problems += _put_on_top(given, changes)
+    origins |= {change.partition("=")[0].strip(): "--set" for change in changes}
     try:
         config = _build(given, recipe, origins)
     except ConfigError as error:
@@ -648,6 +640,30 @@ def load_with_origins(name: str | None, changes: Sequence[str] = ()) -> tuple[Co
     if problems:
         raise ConfigError(*problems)
     return config, origins
+
+
+def change(config: Config, changes: Sequence[str]) -> Config:
+    """These settings with each `section.key=value` of `changes` put on top."""
+    given = {section: to_dict(getattr(config, section)) for section in SECTIONS}
+    problems = _put_on_top(given, changes)
+    if problems:
+        raise ConfigError(*problems)
+    return _build(given, config.recipe, {})
+
+
+def _put_on_top(given: dict[str, dict[str, Any]], changes: Sequence[str]) -> list[str]:
+    """Change raw values by `section.key=value`; returns what is wrong with the changes themselves."""
+    problems = []
+    for change in changes:
+        key, equals, value = change.partition("=")
+        section, dot, name = key.strip().partition(".")
+        if not equals or not dot or section not in SECTIONS:
+            meant = _nearest(name or section, SECTIONS, section if section in SECTIONS else None)
+            hint = f" Did you mean {meant}?" if meant else f" Sections are {', '.join(SECTIONS)}."
+            problems.append(f"--set {change}: expected section.key=value.{hint}")
+            continue
+        given.setdefault(section, {})[name] = _parse_yaml(value, f"--set {key}")
+    return problems
 
 
 def _read_file(path: Path) -> Mapping[str, Any]:

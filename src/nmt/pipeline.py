@@ -73,13 +73,12 @@ class State:
     """How things stand with a stage, and why."""
 
     stage: Stage
-    word: Literal["fresh", "stale", "waits"]
+    word: Literal["fresh", "stale", "absent", "waits"]
     reason: str = ""
 
     def __str__(self) -> str:
-        if self.word == "fresh":
-            return f"{self.stage.name}: fresh ({self.stage.writes})"
-        return f"{self.stage.name}: {self.word} {'for' if self.word == 'waits' else '-'} {self.reason}"
+        words = {"fresh": f"fresh ({self.stage.writes})", "waits": f"waits for {self.reason}", "absent": self.reason}
+        return f"{self.stage.name}: {words.get(self.word, f'stale, {self.reason}')}"
 
 
 # ── what a stage reads ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -153,7 +152,16 @@ def numbered(stage: Stage) -> Stage:
 
 def status(stages: Sequence[Stage]) -> list[State]:
     """How things stand with each stage, in the same order; nothing is done."""
-    return [_state(stage, stages[:position]) for position, stage in enumerate(stages)]
+    states: list[State] = []
+    for stage in stages:
+        state = _state(stage, [other.stage for other in states])
+        awaited = [s.stage.name for s in states if s.word != "fresh" and _reads_from(stage, s.stage)]
+        states.append(State(stage, "waits", awaited[-1]) if awaited else state)
+    return states
+
+
+def _reads_from(stage: Stage, other: Stage) -> bool:
+    return any(path.is_relative_to(other.writes) for path in stage.reads.values())
 
 
 def _state(stage: Stage, before: Sequence[Stage]) -> State:
@@ -166,13 +174,15 @@ def _state(stage: Stage, before: Sequence[Stage]) -> State:
     if stamp.get("fingerprint") == stage.fingerprint:
         lost = _lost(stage.writes, stamp)
         return State(stage, "stale", f"{lost[0]} is not as it was made") if lost else State(stage, "fresh")
-    return State(stage, "stale", _why(stage, stamp or _newest_stamp(stage)))
+    stamp = stamp or _newest_stamp(stage)
+    if stamp:
+        return State(stage, "stale", _why(stage, stamp))
+    begun = stage.result and stage.writes.is_dir()
+    return State(stage, "absent", "begun, not finished" if begun else "not made yet")
 
 
 def _why(stage: Stage, stamp: Mapping[str, Any]) -> str:
     """What differs between `stamp` and the stage as it is now."""
-    if not stamp:
-        return "begun, not finished" if stage.result and stage.writes.is_dir() else "not made yet"
     found = differences(stamp.get("settings", {}), stage.settings)
     old, new = stamp.get("reads", {}), stage.hashes
     found += [f"{name} is gone" for name in old if name not in new]
@@ -235,6 +245,8 @@ def run(street: Callable[[], list[Stage]], upto: str | None = None, since: str |
     for position in range(names.index(since) if since else 0, names.index(upto) + 1 if upto else len(names)):
         state = _state(stages[position], stages[:position])
         log.info("%s", state)
+        if state.word == "waits":
+            raise DataError(f"{state}, which is done before it: nmt run does all in order.")
         if state.word != "fresh":
             act(state.stage)
             stages = street()

@@ -287,7 +287,7 @@ def measure(config: Config, stages: Sequence[Stage], device: str, steps: int = 5
     from nmt.batching import plan_updates
     from nmt.dataset import open_dataset
     from nmt.distributed import World, choose_device
-    from nmt.training import Trainer, train_step
+    from nmt.step import Trainer, train_step
 
     encode = stages[2].writes
     data = open_dataset(encode, "train", config.data.src, config.data.tgt)

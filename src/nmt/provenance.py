@@ -101,12 +101,19 @@ def provenance(paths: TrainPaths) -> dict[str, Any]:
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "host": socket.gethostname(),
         "python": platform.python_version(),
-        "packages": {"nmt": metadata.version("nmt")} | {name: metadata.version(name) for name in PACKAGES},
+        "packages": {name: _version(name) for name in ("nmt", *PACKAGES)},
         "commit": git.stdout.strip() or None,
         "clean": str(paths.clean),
         "bpe": str(paths.bpe),
         "encode": str(paths.encode),
     }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:  # nmt itself, where it is used without being installed.
+        return None
 
 
 def read_config(run: Path) -> Config:

@@ -157,11 +157,11 @@ def train_here(
 
 
 def _translate(config: Config, run: Path, clean: Path, device: str, out: Path) -> None:
-    from nmt.text import read_lines, write_lines
+    from nmt.translate_files import translate_file
     from nmt.translation import Translator
 
-    translator = Translator.load(run, device=device, settings=config.translate)
-    write_lines(out / "test.hyp", translator.translate(read_lines(clean / f"test.{config.data.src}")))
+    translator = Translator.load(run, config.translate, device=device)
+    translate_file(translator, clean / f"test.{config.data.src}", out / "test.hyp")
 
 
 def _evaluate(config: Config, clean: Path, translated: Path, out: Path) -> None:

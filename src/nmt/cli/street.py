@@ -77,7 +77,7 @@ def train(
         Path | None, typer.Option("--init-from", metavar="RUN", help="Begin with the weights of another run.")
     ] = None,
 ) -> None:
-    """Train the model, going on from the newest checkpoint of the run."""
+    """Train the model, going on where it stopped."""
     loaded = settings.load(config, changes or ())
     here = partial(stages.train_here, device=device, fresh=fresh, init_from=init_from)
     if _launched():
@@ -106,7 +106,7 @@ def run(
     upto: Annotated[str | None, typer.Option("--upto", metavar="STAGE", help="The last stage to do.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Walk the street from raw text to a score, skipping what is fresh."""
+    """Walk the whole street; what is fresh is skipped."""
     if _launched():
         line = shlex.join(["nmt", "run", *_again(config, changes, name), "--processes", os.environ["WORLD_SIZE"]])
         raise ConfigError(f"nmt run is one process, which starts others for the training alone: {line}")
@@ -121,7 +121,7 @@ def run(
 
 
 def status(config: ConfigFile = None, changes: Changes = None, name: Name = None, as_json: AsJson = False) -> None:
-    """Say of each stage whether it is fresh, and why not; nothing is done."""
+    """Say what is fresh, what is not, and why."""
     states = pipeline.status(stages.street(settings.load(config, changes or ()), name))
     facts = [
         {"stage": s.stage.name, "state": s.word, "reason": s.reason, "folder": str(s.stage.writes)} for s in states

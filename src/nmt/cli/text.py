@@ -1,15 +1,172 @@
 """The commands that take text: translate, eval and score."""
 
-from nmt.cli.options import Changes, ConfigFile
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from nmt import config as settings
+from nmt import pipeline, stages
+from nmt.cli.options import AsJson, Changes, Device, RunFolder, tell
+from nmt.config import Config
+from nmt.errors import ConfigError
+from nmt.provenance import read_config
+from nmt.runs import RUNS, newest_run
+from nmt.text import STANDARD, lines_of, read_aligned, read_lines
+
+log = logging.getLogger(__name__)
 
 
-def translate(config: ConfigFile = None, changes: Changes = None) -> None:
+def translate(
+    source: Annotated[str, typer.Argument(metavar="[INPUT]", help="A text file; - is stdin.")] = STANDARD,
+    output: Annotated[str, typer.Option("-o", "--output", metavar="FILE", help="Where to; - is stdout.")] = STANDARD,
+    run: RunFolder = None,
+    changes: Changes = None,
+    device: Device = "auto",
+    n_best: Annotated[int, typer.Option("--n-best", metavar="N", help="Columns: line, rank, score, text.")] = 1,
+    scores: Annotated[bool, typer.Option("--scores", help="The same columns for one translation a line.")] = False,
+    greedy: Annotated[bool, typer.Option("--greedy", help="The likeliest token each time: translate.beam=1.")] = False,
+    sample: Annotated[bool, typer.Option("--sample", help="Draw by chance instead of searching.")] = False,
+    temperature: Annotated[float, typer.Option("--temperature", help="Of the draw; below 1 is tamer.")] = 1.0,
+    top_k: Annotated[int, typer.Option("--top-k", help="Draw from the likeliest so many tokens; 0 is all.")] = 0,
+    top_p: Annotated[float, typer.Option("--top-p", help="Draw from the likeliest tokens of this share.")] = 1.0,
+    seed: Annotated[int, typer.Option("--seed", help="Of the draw.")] = 1,
+    max_length: Annotated[
+        int, typer.Option("--max-length", help="Most tokens of a translation; 0: by its source.")
+    ] = 0,
+    prefix: Annotated[
+        Path | None, typer.Option("--prefix", metavar="FILE", help="How each translation begins, a line each.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Write over an output file that exists.")] = False,
+) -> None:
     """Translate a file, or stdin line by line."""
+    from nmt.translate_files import translate_file
+    from nmt.translation import Options, Translator
+
+    if output != STANDARD and Path(output).exists() and not force:
+        raise ConfigError(f"{output} exists; give --force to write over it.")
+    options = Options(
+        n_best=n_best,
+        sample=sample,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        max_length=max_length,
+    )
+    run, config = _run_and_settings(run, [*(changes or ()), *(["translate.beam=1"] if greedy else [])])
+    translator = Translator.load(run, config.translate, device=device)
+    translate_file(translator, source, output, options, table=scores, prefix_file=prefix)
 
 
-def evaluate(config: ConfigFile = None, changes: Changes = None) -> None:
-    """Score a translation."""
+def evaluate(
+    hyps: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[HYP]...", help="Translations; none takes those of the run, several are compared."),
+    ] = None,
+    refs: Annotated[
+        list[Path] | None, typer.Option("--ref", metavar="FILE", help="References, else the test set's; many times.")
+    ] = None,
+    src: Annotated[Path | None, typer.Option("--src", metavar="FILE", help="Sources of HYP, with --ref.")] = None,
+    tgt: Annotated[str | None, typer.Option("--tgt", metavar="LANG", help="Language of HYP, with --ref.")] = None,
+    run: RunFolder = None,
+    changes: Changes = None,
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Score translations, each number with its signature."""
+    if hyps and refs:
+        if tgt is None:
+            raise ConfigError("--ref needs --tgt: BLEU depends on the language (--tgt zh).")
+        found, lines = _against_files(hyps, refs, src, tgt, settings.load(None, changes or ()))
+    else:
+        if refs or src or tgt:
+            raise ConfigError("--ref, --src and --tgt go with HYP files and with each other: nmt eval HYP --ref REF.")
+        found, lines = _against_test_set(hyps or [], run, changes or (), device)
+    tell(found, lines, as_json)
 
 
-def score(config: ConfigFile = None, changes: Changes = None) -> None:
-    """Print the log-probability of given pairs."""
+def _against_files(
+    hyps: Sequence[str], refs: Sequence[Path], src: Path | None, tgt: str, config: Config
+) -> tuple[Any, list[str]]:
+    """The scores of text against references that lie in files."""
+    from nmt import scoring
+
+    systems, rows = _systems(hyps), [list(row) for row in read_aligned(*refs)]
+    if len(systems) > 1:
+        compared = scoring.compare(systems, rows, tgt, config.eval)
+        return compared, scoring.comparison_lines(compared)
+    (lines,) = systems.values()
+    if src is not None:
+        result = scoring.evaluate(lines, read_lines(src), rows, tgt, config.eval)
+        return result, scoring.report_lines(result)
+    scores = scoring.score(lines, rows, tgt, config.eval)
+    told = [text for one in scores.values() for text in (f"{one.name}: {one.value:.2f}", f"  {one.signature}")]
+    return {name: asdict(one) for name, one in scores.items()}, told
+
+
+def _against_test_set(
+    hyps: Sequence[str], run: Path | None, changes: Sequence[str], device: str
+) -> tuple[Any, list[str]]:
+    """The scores of a run's own translation, or of others, on the run's test set."""
+    from nmt.evaluation import evaluate_test, references, score_lines
+
+    run, config = _run_and_settings(run, changes)
+    if run.resolve().parent != RUNS.resolve():
+        raise ConfigError(f"{run} is not in {RUNS}/, so its test set is not known; give HYP, --ref and --tgt.")
+    street = partial(stages.street, config, run.name, device=device)
+    if not hyps:
+        result = pipeline.read_json(pipeline.run(street, since="translate")[-1].writes / "scores.json")
+        return result, score_lines(result)
+    clean = street()[0].writes
+    systems = _systems(hyps)
+    if len(systems) > 1:
+        from nmt import scoring
+
+        compared = scoring.compare(systems, references(config, clean), config.data.tgt, config.eval)
+        return compared, scoring.comparison_lines(compared)
+    (lines,) = systems.values()
+    result = evaluate_test(config, clean, lines)
+    return result, score_lines(result)
+
+
+def score(
+    src: Annotated[Path, typer.Argument(metavar="SRC", help="A source on each line.")],
+    tgt: Annotated[Path, typer.Argument(metavar="TGT", help="Its translation on the same line.")],
+    output: Annotated[str, typer.Option("-o", "--output", metavar="FILE", help="Where to; - is stdout.")] = STANDARD,
+    run: RunFolder = None,
+    changes: Changes = None,
+    device: Device = "auto",
+) -> None:
+    """Print the log-probability of given translations."""
+    from nmt.translate_files import score_files
+    from nmt.translation import Translator
+
+    run, config = _run_and_settings(run, changes or ())
+    score_files(Translator.load(run, config.translate, device=device), src, tgt, output)
+
+
+def _run_and_settings(run: Path | None, changes: Sequence[str]) -> tuple[Path, Config]:
+    """The run that is meant, and its settings with changes on top."""
+    if run is None:
+        run = newest_run()
+        log.info("taking %s, the newest run that is finished", run)
+    return run, settings.change(read_config(run), changes)
+
+
+def _systems(hyps: Sequence[str]) -> dict[str, list[str]]:
+    if len(set(hyps)) < len(hyps):
+        raise ConfigError("the same HYP is given twice; a comparison needs different ones.")
+    return {name: _lines(name) for name in hyps}
+
+
+def _lines(name: str) -> list[str]:
+    """All lines of a file or of stdin."""
+    if name == STANDARD:
+        return [text for text, _ in lines_of(sys.stdin.buffer)]
+    return read_lines(name)

@@ -67,7 +67,7 @@ def info(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what a run is: its state, its best score, its vocabulary and sizes."""
+    """Say what is in a run: state, scores, sizes."""
     facts = describe_run(run or newest_run())
     tell(facts, table(facts), as_json)
 

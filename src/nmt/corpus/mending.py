@@ -11,8 +11,7 @@ _STAGE = re.compile(
     r" ?(?:\((?:laughter|applause|cheers|cheering|music)\)|（(?:笑声|笑聲|掌声|掌聲|鼓掌|欢呼|歡呼|音乐|音樂)）)",
     re.IGNORECASE,
 )
-_PAIRED_TAG = re.compile(r"<([A-Za-z][A-Za-z0-9]*)(?:\s[^<>]*)?>([^<>]*)</\1>")
-_TAG = re.compile(r"<[^<>]*>")
+_TAG = re.compile(r"(</?[A-Za-z][A-Za-z0-9]*(?:\s[^<>]*)?>)")
 _CONTEXT = re.compile(r"^\?[a-z]+:")
 _HAN_ACCELERATOR = re.compile(r"[（(]([_&])([A-Za-z0-9])[）)]")
 
@@ -47,10 +46,17 @@ def _without_equal_tags(left: str, right: str) -> Sides:
     """Tags with an end taken off where both sides have the same ones; others stay and the rules compare them."""
     if Counter(_TAG.findall(left)) != Counter(_TAG.findall(right)):
         return left, right
-    stripped = []
-    for text in (left, right):
-        before = None
-        while text != before:
-            before, text = text, _PAIRED_TAG.sub(r"\2", text)
-        stripped.append(text)
-    return stripped[0], stripped[1]
+    return _without_paired_tags(left), _without_paired_tags(right)
+
+
+def _without_paired_tags(text: str) -> str:
+    parts = _TAG.split(text)
+    open_tags: list[tuple[str, int]] = []
+    for index in range(1, len(parts), 2):
+        name = re.split(r"[\s>]", parts[index].lstrip("</"), maxsplit=1)[0]
+        if not parts[index].startswith("</"):
+            if not parts[index].endswith("/>"):
+                open_tags.append((name, index))
+        elif open_tags and open_tags[-1][0] == name:
+            parts[open_tags.pop()[1]] = parts[index] = ""
+    return "".join(parts)

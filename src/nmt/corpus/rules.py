@@ -11,11 +11,14 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from nmt.config import CleanConfig
-from nmt.corpus.normalise import is_damaged, unknown_entities
+from nmt.corpus.normalise import is_damaged, repair, unknown_entities
 from nmt.corpus.script import han_share, has_han, has_letter, simplify, units
 
 SHORT = 3
 """Words, units or bytes up to which a side is too short for a ratio to mean anything."""
+
+LONGEST_WORD = 40
+"""Characters that words or units may have on average before a side counts as too long."""
 
 
 class Pair(NamedTuple):
@@ -41,7 +44,7 @@ def _length(text: str, is_han: bool) -> int:
 
 
 def _damaged(pair: Pair, settings: CleanConfig) -> bool:
-    return settings.drop_damaged and any(map(is_damaged, (*pair.raw, *pair.sides)))
+    return settings.drop_damaged and any(map(is_damaged, (*map(repair, pair.raw), *pair.sides)))
 
 
 def _empty(pair: Pair, settings: CleanConfig) -> bool:
@@ -50,9 +53,9 @@ def _empty(pair: Pair, settings: CleanConfig) -> bool:
 
 def _too_long(pair: Pair, settings: CleanConfig) -> bool:
     most = [settings.max_units if is_han else settings.max_words for is_han in pair.han]
-    # A side of n characters has at most n units, and most sides are short: no need to count them.
+    # A side of n characters has at most n words: most sides need no counting, nor does a word as long as a book.
     return any(
-        len(text) > limit and _length(text, is_han) > limit
+        len(text) > limit and (len(text) > LONGEST_WORD * limit or _length(text, is_han) > limit)
         for text, is_han, limit in zip(pair.sides, pair.han, most, strict=True)
     )
 
@@ -109,7 +112,8 @@ def _bytes(pair: Pair, settings: CleanConfig) -> bool:
 
 
 _MARKUP = re.compile("[<$%&]")
-_TAG = re.compile(r"</?[A-Za-z][A-Za-z0-9:]*(?:\s[^<>]*=[^<>]*)?/?>")
+# Only what is a tag for sure: `<name>` alone is what documentation writes for a name to be filled in.
+_TAG = re.compile(r"</[A-Za-z][\w:]*>|<[A-Za-z][\w:]*(?:\s[^<>]*)?/>|<[A-Za-z][\w:]*\s[^<>=]*=[^<>]*>")
 _FORMULA = re.compile(r"\$[^$]*[\\^_{}][^$]*\$")
 _PLACEHOLDER = re.compile(
     r"(?<![0-9%])%(?:[0-9]+\$)?([-+0#]*[0-9]*(?:\.[0-9]+)?(?:hh|ll|[hlzjt])?[diouxXeEfgGcsp])(?![A-Za-z])"
@@ -128,18 +132,24 @@ def _markup(pair: Pair, settings: CleanConfig) -> bool:
     return marks(left) != marks(right) or any(map(unknown_entities, pair.sides))
 
 
-_PINYIN = re.compile("[āēīōūǖáéíóúǘǎěǐǒǔǚàèìòùǜ]", re.IGNORECASE)
+_TONE = re.compile("[āēīōūǖáéíóúǘǎěǐǒǔǚàèìòùǜ]", re.IGNORECASE)
+_LEVEL_OR_DIPPING = re.compile("[āēīōūǖǎěǐǒǔǚ]", re.IGNORECASE)  # Names of other languages have the other two.
 _LATIN_RUN = re.compile(r"[^\W\d_\u3000-\U0010ffff]+(?:[ ',.!?]+[^\W\d_\u3000-\U0010ffff]+)+")
 
 
 def _glossed(pair: Pair, settings: CleanConfig) -> bool:
-    """Pinyin beside the characters: at least two words in Latin letters, two tone marks among them."""
+    """Pinyin beside the characters: at least two words in Latin letters with two tone marks or more among them."""
     return settings.drop_pinyin and any(
         is_han
-        and len(_PINYIN.findall(text)) >= 2
-        and any(len(_PINYIN.findall(run)) >= 2 for run in _LATIN_RUN.findall(text))
+        and not text.isascii()
+        and _LEVEL_OR_DIPPING.search(text) is not None
+        and any(map(_is_pinyin, _LATIN_RUN.findall(text)))
         for text, is_han in zip(pair.sides, pair.han, strict=True)
     )
+
+
+def _is_pinyin(run: str) -> bool:
+    return len(_TONE.findall(run)) >= 2 and _LEVEL_OR_DIPPING.search(run) is not None
 
 
 def _wrong_script(pair: Pair, settings: CleanConfig) -> bool:
@@ -190,12 +200,12 @@ RULES = (
     Rule("copy", "drop_copies", _copy, "both sides equal"),
     Rule("no_letter", "", _no_letter, "a side without a letter"),
     Rule("no_han", "", _no_han, "no Han character on the Han side"),
+    Rule("pinyin", "drop_pinyin", _glossed, "Pinyin beside the characters"),
     Rule("han_share", "min_han_share", _little_han, "few Han characters on the Han side"),
     Rule("other_han", "max_han_share", _much_han, "Han characters on the other side"),
     Rule("ratio", "min_ratio, max_ratio", _ratio, "too few or too many words for the units"),
     Rule("bytes", "max_byte_ratio", _bytes, "one side too long for the other in bytes"),
     Rule("markup", "drop_markup", _markup, "tags, formulas, placeholders differ, or an unknown entity"),
-    Rule("pinyin", "drop_pinyin", _glossed, "Pinyin beside the characters"),
     Rule("script", "zh_script", _wrong_script, "Traditional characters"),
     Rule("cantonese", "drop_cantonese", _cantonese, "Cantonese"),
     Rule("numbers", "drop_numbers", _numbers, "long numbers that all disagree"),

@@ -3,9 +3,7 @@
 import functools
 import re
 from collections.abc import Iterable
-from typing import Literal
-
-import opencc
+from typing import Any, Literal
 
 HAN = "\u3005\u3007\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U000323af"
 """The inside of a character class: Han characters, the repetition mark and the round zero among them."""
@@ -43,7 +41,9 @@ def is_han_side(lines: Iterable[str]) -> bool:
 
 
 @functools.cache
-def _converter(name: str) -> opencc.OpenCC:
+def _converter(name: str) -> Any:
+    import opencc  # Here, so that a machine that only trains or translates from English can do without it.
+
     return opencc.OpenCC(name)
 
 

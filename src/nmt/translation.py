@@ -1,0 +1,393 @@
+"""translate: text in, text out. As many lines come out as went in, in order; an empty line stays empty."""
+
+import json
+import logging
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from nmt.checkpoint import load_model
+from nmt.config import Config, TranslateConfig, from_dict
+from nmt.corpus import Normaliser
+from nmt.distributed import choose_device
+from nmt.errors import CheckpointError, ConfigError, DataError
+from nmt.model import Transformer
+from nmt.search import Hypothesis, beam_search, greedy_search, sample
+from nmt.sentences import cut_to_fit
+from nmt.symbols import BOS, EOS, PAD
+from nmt.tokenizer import Tokenizer, load_tokenizers
+
+log = logging.getLogger(__name__)
+
+WINDOW = 10_000
+"""Lines that are read, sorted by length and translated together; memory does not grow with the file beyond that."""
+
+CONTROLS = str.maketrans(dict.fromkeys([*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029], " "))
+"""A model can spell these with byte pieces; in its output a line end would make two lines of one."""
+
+LOOP = 4
+"""Turns of a loop, beyond those in the source, that make a translation count as repeated."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What one call may want beyond the settings of `translate`."""
+
+    n_best: int = 1
+    """Translations of each line, best first; fewer if the search finds fewer."""
+    sample: bool = False
+    """Draw translations by chance instead of searching for the likeliest."""
+    temperature: float = 1.0
+    """Below 1 likely tokens are drawn even more often."""
+    top_k: int = 0
+    """Draw from so many of the likeliest tokens; 0 is all."""
+    top_p: float = 1.0
+    """Draw from the fewest likeliest tokens that have this share of the probability."""
+    seed: int = 1
+    """Chance depends on this, the number of the line and nothing else."""
+    max_length: int = 0
+    """Tokens of the longest translation; 0 leaves it to translate.max_extra."""
+
+    def __post_init__(self) -> None:
+        problems = {
+            f"--n-best is {self.n_best}; give at least 1.": self.n_best < 1,
+            f"--temperature is {self.temperature}; give a number above 0.": not self.temperature > 0,
+            f"--top-k is {self.top_k}; give 0 (all) or more.": self.top_k < 0,
+            f"--top-p is {self.top_p}; give a share above 0, at most 1.": not 0 < self.top_p <= 1,
+            f"--seed is {self.seed}; give 0 or more.": self.seed < 0,
+            f"--max-length is {self.max_length}; give 0 (no limit of its own) or more.": self.max_length < 0,
+        }
+        if any(problems.values()):
+            raise ConfigError(*(text for text, found in problems.items() if found))
+
+
+class Translation(NamedTuple):
+    """One translation of a line. If the line was translated in parts, the numbers are the sums of theirs."""
+
+    text: str
+    score: float
+    """Log-probability over the length penalty."""
+    logp: float
+    """Natural log-probability of the tokens and eos."""
+    finished: bool
+    """False where the length limit cut it off."""
+
+
+class PairScore(NamedTuple):
+    """What a model says of a given translation."""
+
+    logp: float
+    """Natural log-probability of the target's tokens and eos, given the source."""
+    tokens: int
+    """How many those are, eos among them."""
+
+
+class _Part(NamedTuple):
+    """What is translated at once: a line, or a part of one that is too long."""
+
+    line: int
+    """From 0."""
+    number: int
+    """Of this part in its line."""
+    src: list[int]
+    """Ends in eos."""
+    prefix: list[int]
+
+
+_Found = tuple[_Part, list[Hypothesis]]
+
+
+@dataclass
+class Counts:
+    """What happened to the lines of a translation."""
+
+    lines: int = 0
+    blank: int = 0
+    """Empty lines in the input; the model is not asked."""
+    invalid: int = 0
+    """Lines with bytes that are not UTF-8."""
+    split: int = 0
+    """Lines that were too long to be translated whole."""
+    empty: int = 0
+    """Lines with words whose translation has none."""
+    repeated: int = 0
+    """Translations that turn in a loop."""
+    cut: int = 0
+    """Translations that had not ended at the length limit."""
+
+    def add(self, parts: Sequence[_Found], best: Translation) -> None:
+        """Count a line by what was found for its parts and by its best translation."""
+        self.lines += 1
+        self.blank += not parts
+        self.split += len(parts) > 1
+        self.empty += bool(parts) and not best.text
+        self.repeated += any(_loops(hyps[0].tokens, part.src) for part, hyps in parts)
+        self.cut += not best.finished
+
+    def report(self) -> str:
+        """One line for a person: all that is not as it should be."""
+        names = {
+            "blank": "blank in the input",
+            "invalid": "not UTF-8",
+            "split": "translated in parts",
+            "empty": "with an empty translation",
+            "repeated": "with a translation that repeats itself",
+            "cut": "cut at the length limit",
+        }
+        told = [f"{getattr(self, name):,} {text}" for name, text in names.items() if getattr(self, name)]
+        return f"{self.lines:,} lines" + (f": {', '.join(told)}" if told else "")
+
+
+class Translator:
+    """A model with all that stands between it and text."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        src_tokenizer: Tokenizer,
+        tgt_tokenizer: Tokenizer,
+        normaliser: Normaliser,
+        config: Config,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """`model` is on `device` already, and in evaluation mode whenever it is asked to translate."""
+        self.model, self.normaliser, self.device = model, normaliser, torch.device(device)
+        self.src_tokenizer, self.tgt_tokenizer = src_tokenizer, tgt_tokenizer
+        self.src, self.tgt, self.settings = config.data.src, config.data.tgt, config.translate
+        self.joint = "" if normaliser.han[self.tgt] else " "
+        learned = config.model.position == "learned"
+        self.most = config.model.max_positions - 1 if learned else sys.maxsize  # one position is for bos or eos
+        self.most_input = min(self.settings.max_input, self.most)
+
+    @classmethod
+    def load(cls, run: str | Path, settings: TranslateConfig | None = None, *, device: str = "auto") -> "Translator":
+        """The final model of a finished run; `settings` instead of those that it was trained with.
+
+        Raises CheckpointError or DataError for a folder that is no run, or not a whole one.
+        """
+        run, place = Path(run), choose_device(device)
+        try:
+            config = from_dict(json.loads((run / "config.json").read_text(encoding="utf-8")))
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{run} is no run folder: cannot read {run / 'config.json'} ({error}).") from error
+        config = config if settings is None else replace(config, translate=settings)
+        tokenizers = load_tokenizers(run / "tokenizer", config.data.src, config.data.tgt)
+        model = load_model(run, config)
+        embeddings = (model.src_embedding or model.embedding, model.embedding)
+        for tokenizer, embedding in zip(tokenizers, embeddings, strict=True):
+            if len(tokenizer) != embedding.num_embeddings:
+                raise CheckpointError(
+                    f"{run / 'tokenizer'}: {tokenizer.name} has {len(tokenizer):,} pieces, but the model has "
+                    f"{embedding.num_embeddings:,}; put back the tokenizer that the run was trained with."
+                )
+        return cls(model.to(place), *tokenizers, Normaliser.load(run / "normalisation.json"), config, place)
+
+    def translate(self, lines: Sequence[str]) -> list[str]:
+        """The translation of each line."""
+        return [best.text for best, *_ in self.stream(lines)]
+
+    def translate_nbest(self, lines: Sequence[str], options: Options) -> list[list[Translation]]:
+        """For each line up to `options.n_best` translations, the best first."""
+        return list(self.stream(lines, options))
+
+    def stream(
+        self,
+        lines: Iterable[str],
+        options: Options | None = None,
+        *,
+        prefixes: Sequence[str] | None = None,
+        window: int = WINDOW,
+        counts: Counts | None = None,
+        progress: Callable[[int], object] = lambda lines: None,
+    ) -> Iterator[list[Translation]]:
+        """The translations of each line in order, `window` lines at a time; one of each if `options` want no more.
+
+        A translation begins with its line's text in `prefixes`. `counts` are kept up to date, and `progress` is told
+        of lines that have been translated.
+        """
+        options, counts = options or Options(), counts or Counts()
+        if not options.sample and options.n_best > self.settings.beam:
+            raise ConfigError(f"--n-best is {options.n_best}, more than translate.beam ({self.settings.beam}).")
+        lines, first = iter(lines), 0
+        while group := list(islice(lines, window)):
+            begins = [""] * len(group) if prefixes is None else list(prefixes[first : first + len(group)])
+            if len(begins) < len(group):
+                raise DataError(f"there are only {first + len(begins):,} prefixes; give one for each line.")
+            parts = self._parts(group, begins, first)
+            found: list[list[_Found]] = [[] for _ in group]
+            for part, hyps in self._search_all(parts, options, progress):
+                found[part.line - first].append((part, hyps))
+            for line, results in zip(found, self._texts(found), strict=True):
+                counts.add(line, results[0])
+                yield results
+            first += len(group)
+        if prefixes is not None and len(prefixes) > first:
+            raise DataError(f"there are {len(prefixes):,} prefixes, but only {first:,} lines; give as many of both.")
+
+    def _parts(self, lines: Sequence[str], prefixes: Sequence[str], first: int) -> list[_Part]:
+        """What to translate; blank lines have no part, lines that are too long have several."""
+        texts = [self.normaliser(line, self.src).strip() for line in lines]
+        begins = self.tgt_tokenizer.encode([self.normaliser(prefix, self.tgt) for prefix in prefixes])
+        parts = []
+        for number, (text, ids, begin) in enumerate(zip(texts, self.src_tokenizer.encode(texts), begins, strict=True)):
+            pieces = [ids] if ids else []
+            if len(ids) > self.most_input:
+                cuts = cut_to_fit(text, self._sizes, self.most_input)
+                pieces = self.src_tokenizer.encode([cut.strip() for cut in cuts if cut.strip()])
+                log.warning(
+                    f"translate: line {first + number + 1} has {len(ids):,} tokens, more than translate.max_input "
+                    f"({self.most_input:,}); it is translated in {len(pieces):,} parts"
+                )
+            for place, piece in enumerate(pieces):
+                parts.append(_Part(first + number, place, [*piece, EOS], begin if place == 0 else []))
+        return parts
+
+    def _sizes(self, texts: Sequence[str]) -> list[int]:
+        return [len(ids) for ids in self.src_tokenizer.encode(texts)]
+
+    def _search_all(self, parts: Sequence[_Part], options: Options, progress: Callable[[int], object]) -> list[_Found]:
+        """The parts in order, each with what was found for it."""
+        found: list[list[Hypothesis]] = [[] for _ in parts]
+        rows = 1 if options.sample else self.settings.beam
+        for batch in batches([len(part.src) for part in parts], rows, self.settings.batch_tokens):
+            these = [parts[i] for i in batch]
+            for i, hyps in zip(batch, self._search(these, options), strict=True):
+                found[i] = hyps
+            progress(sum(part.number == 0 for part in these))
+        return list(zip(parts, found, strict=True))
+
+    @torch.no_grad()
+    def _search(self, parts: Sequence[_Part], options: Options) -> list[list[Hypothesis]]:
+        src_BS = self._padded([part.src for part in parts])
+        limits = [min(len(part.src) - 1 + self.settings.max_extra, self.most) for part in parts]
+        if options.max_length:
+            limits = [min(limit, options.max_length) for limit in limits]
+        prefixes = [part.prefix for part in parts] if any(part.prefix for part in parts) else None
+        if options.sample:
+            draws = [self._sample(src_BS, limits, parts, prefixes, options, draw) for draw in range(options.n_best)]
+            return [sorted(hyps, key=lambda hyp: -hyp.logp) for hyps in zip(*draws, strict=True)]
+        beam = self.settings.beam
+        decoder = self.model.decoder(src_BS, beam)
+        if beam == 1:
+            return [[hyp] for hyp in greedy_search(decoder, limits, prefixes, device=self.device)]
+        return beam_search(
+            decoder,
+            limits,
+            beam=beam,
+            alpha=self.settings.alpha,
+            length_penalty=self.settings.length_penalty,
+            n_best=options.n_best,
+            prefixes=prefixes,
+            device=self.device,
+        )
+
+    def _sample(
+        self,
+        src_BS: Tensor,
+        limits: Sequence[int],
+        parts: Sequence[_Part],
+        prefixes: Sequence[Sequence[int]] | None,
+        options: Options,
+        draw: int,
+    ) -> list[Hypothesis]:
+        numbers = [np.random.SeedSequence((options.seed, part.line, part.number, draw)) for part in parts]
+        seeds = [int(number.generate_state(1, np.uint64)[0]) >> 1 for number in numbers]
+        return sample(
+            self.model.decoder(src_BS, 1),
+            limits,
+            generators=[torch.Generator().manual_seed(seed) for seed in seeds],
+            temperature=options.temperature,
+            top_k=options.top_k,
+            top_p=options.top_p,
+            prefixes=prefixes,
+            device=self.device,
+        )
+
+    def _texts(self, found: Sequence[Sequence[_Found]]) -> Iterator[list[Translation]]:
+        """The translations of each line, its parts joined: the best of all parts, the second best of all, ..."""
+        tokens = [hyp.tokens for line in found for _, hyps in line for hyp in hyps]
+        texts = iter(self.tgt_tokenizer.decode(tokens))
+        for line in found:
+            rows = [[(hyp, next(texts).translate(CONTROLS).strip()) for hyp in hyps] for _, hyps in line]
+            if not rows:
+                yield [Translation("", 0.0, 0.0, True)]
+                continue
+            results = []
+            for ranked in zip(*rows, strict=False):
+                hyps = [hyp for hyp, _ in ranked]
+                text = self.joint.join(text for _, text in ranked if text)
+                score, logp = sum(hyp.score for hyp in hyps), sum(hyp.logp for hyp in hyps)
+                results.append(Translation(text, score, logp, all(hyp.finished for hyp in hyps)))
+            yield results
+
+    @torch.no_grad()
+    def score_pairs(self, srcs: Sequence[str], tgts: Sequence[str]) -> list[PairScore]:
+        """The log-probability of each target given its source; both are normalised as in training."""
+        sides = ((self.src_tokenizer, self.src, srcs), (self.tgt_tokenizer, self.tgt, tgts))
+        src, tgt = (
+            tokenizer.encode([self.normaliser(line, lang) for line in lines]) for tokenizer, lang, lines in sides
+        )
+        widths = [len(s) + len(t) + 2 for s, t in zip(src, tgt, strict=True)]
+        longest = max((max(len(s), len(t)) for s, t in zip(src, tgt, strict=True)), default=0)
+        if longest > self.most:
+            raise DataError(f"a line has {longest:,} tokens, but this model has no position after {self.most:,}.")
+        found = [PairScore(0.0, 0)] * len(widths)
+        for batch in batches(widths, 1, self.settings.batch_tokens):
+            src_BS = self._padded([[*src[i], EOS] for i in batch])
+            in_BT, out_BT = (self._padded(rows) for rows in (
+                [[BOS, *tgt[i]] for i in batch], [[*tgt[i], EOS] for i in batch],
+            ))  # fmt: skip
+            logp_B = self._forced(src_BS, in_BT, out_BT)
+            for i, logp in zip(batch, logp_B.tolist(), strict=True):
+                found[i] = PairScore(logp, len(tgt[i]) + 1)
+        return found
+
+    def _forced(self, src_BS: Tensor, in_BT: Tensor, out_BT: Tensor) -> Tensor:
+        """The summed log-probability of each row of out_BT, a few positions at a time: V logits each are large."""
+        real_BT = out_BT != PAD
+        hidden_ND, token_N = self.model(src_BS, in_BT)[real_BT], out_BT[real_BT]
+        logp_N = torch.cat([
+            torch.log_softmax(self.model.logits(hidden).double(), dim=1).gather(1, token[:, None]).squeeze(1)
+            for hidden, token in zip(torch.split(hidden_ND, 256), torch.split(token_N, 256), strict=True)
+        ])  # fmt: skip
+        return torch.zeros_like(out_BT, dtype=logp_N.dtype).masked_scatter(real_BT, logp_N).sum(1)
+
+    def _padded(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        tensors = [torch.tensor(row, dtype=torch.long) for row in rows]
+        return pad_sequence(tensors, batch_first=True, padding_value=PAD).to(self.device)
+
+
+def batches(lengths: Sequence[int], rows: int, most: int) -> Iterator[list[int]]:
+    """The places of all lengths, the longest first, in batches whose count × longest × `rows` is at most `most`.
+
+    What is alone too large is a batch of its own. The longest come first, so that what does not fit shows at once.
+    """
+    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+    start = 0
+    while start < len(order):
+        size = max(1, most // max(1, lengths[order[start]] * rows))
+        yield order[start : start + size]
+        start += size
+
+
+def longest_loop(tokens: Sequence[int]) -> int:
+    """How many times in a row the same 1 to 4 tokens come; 1 if nothing is repeated, 0 without tokens."""
+    turns = min(1, len(tokens))
+    for n in range(1, 5):
+        same = 0
+        for token, earlier in zip(tokens[n:], tokens, strict=False):
+            same = same + 1 if token == earlier else 0
+            turns = max(turns, same // n + 1)
+    return turns
+
+
+def _loops(hyp: Sequence[int], src: Sequence[int]) -> bool:
+    return longest_loop(hyp) >= longest_loop(src) + LOOP

@@ -1,0 +1,226 @@
+"""The command line as a shell sees it: exit codes, what goes to which stream, signals, pipes."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from nmt.cli import COMMANDS, _general_first, app
+
+ROOT = Path(__file__).parent.parent
+STREET = ["fetch", "clean", "bpe", "encode", "train", "translate", "eval", "score", "run", "status", "plan", "average",
+          "info", "config"]  # fmt: skip
+
+
+def nmt(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run `nmt` as a user does, in an empty folder unless told otherwise."""
+    return subprocess.run(
+        [sys.executable, "-m", "nmt", *words],
+        capture_output=True,
+        encoding="utf-8",
+        cwd=cwd,
+        env=os.environ | environment,
+        check=False,
+        timeout=60,
+    )
+
+
+def test_help_lists_the_commands_in_street_order(tmp_path: Path) -> None:
+    done = nmt("-h", cwd=tmp_path)
+    assert [line.split()[0] for line in done.stdout.split("Commands:")[1].strip().split("\n")] == STREET
+    assert done.returncode == 0
+    assert [*COMMANDS, "config"] == STREET
+
+
+def test_help_answers_in_half_a_second(tmp_path: Path) -> None:
+    def seconds() -> float:
+        begun = time.perf_counter()
+        nmt("--help", cwd=tmp_path)
+        return time.perf_counter() - begun
+
+    assert min(seconds() for _ in range(5)) < 0.6
+
+
+def test_every_command_tells_what_it_does_in_a_line_that_is_not_cut(tmp_path: Path) -> None:
+    lines = nmt("--help", cwd=tmp_path).stdout.split("Commands:")[1].strip().split("\n")
+    assert all(line.endswith(".") and not line.endswith("...") for line in lines), lines
+
+
+@pytest.mark.parametrize("name", STREET)
+def test_every_option_has_a_sentence(name: str) -> None:
+    group: Any = typer.main.get_command(app)
+    for command in getattr(group.commands[name], "commands", {name: group.commands[name]}).values():
+        for parameter in command.params:
+            assert str(parameter.help).endswith("."), f"nmt {name} {parameter.name}"
+
+
+def test_the_version_is_printed(tmp_path: Path) -> None:
+    assert re.fullmatch(r"nmt \d+\.\d+\.\d+\n", nmt("--version", cwd=tmp_path).stdout)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["config", "check", "--set", "optim.batch_token=1"], 2, "did you mean optim.batch_tokens?"),
+        (["train", "-c", "demmo"], 2, "did you mean demo.yaml?"),
+        (["run", "--set", "model.heads=7"], 2, "model.heads"),
+        (["status", "-c", "demo"], 1, "mini"),
+        (["info"], 1, "no finished training"),
+        (["translate", "--run", "runs/none"], 1, "runs/none"),
+        (["average", "runs/none"], 1, "runs/none"),
+        (["run", "-c", "demo", "--upto", "trian"], 1, "mini"),
+        (["train", "--processes", "0"], 2, "--processes"),
+        (["trian"], 2, "trian"),
+        (["train", "--nonsense"], 2, "--nonsense"),
+        (["fetch"], 2, "CORPUS"),
+    ],
+)
+def test_what_goes_wrong_is_told_in_few_lines_on_stderr(words: list[str], code: int, told: str, tmp_path: Path) -> None:
+    done = nmt(*words, cwd=tmp_path)
+    assert done.returncode == code, done.stderr
+    assert told in done.stderr
+    assert len(done.stderr.splitlines()) <= 4
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_debug_shows_the_traceback_wherever_it_stands(tmp_path: Path) -> None:
+    for words in (["--debug", "info"], ["info", "--debug"]):
+        assert "Traceback" in nmt(*words, cwd=tmp_path).stderr
+
+
+def test_general_options_go_first_but_not_those_after_two_dashes() -> None:
+    assert _general_first(["train", "-q", "-c", "x", "--debug"]) == ["-q", "--debug", "train", "-c", "x"]
+    assert _general_first(["eval", "--", "-q"]) == ["eval", "--", "-q"]
+
+
+def test_quiet_keeps_data_and_drops_the_log(tmp_path: Path) -> None:
+    loud, quiet = (nmt("plan", *words, "-c", "demo", cwd=tmp_path) for words in ([], ["-q"]))
+    assert loud.stderr != ""
+    assert quiet.stderr == ""
+    assert quiet.stdout == loud.stdout != ""
+
+
+def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "nmt", "config", "show"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    _, told = process.communicate(timeout=60) if process.stderr is None else (None, process.stderr.read())
+    assert process.wait(timeout=60) == 0
+    assert told == b""
+
+
+def test_chinese_comes_out_whole_in_a_c_locale(tmp_path: Path) -> None:
+    done = nmt("config", "check", "--set", "data.corpus=语料", cwd=tmp_path, LC_ALL="C", PYTHONIOENCODING="ascii")
+    assert "语料" in done.stdout
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_with_its_exit_code_and_without_a_traceback(number: int, code: int, tmp_path: Path) -> None:
+    program = (
+        "import sys, time, nmt.cli\n"
+        "def wait():\n    print('ready', flush=True)\n    time.sleep(60)\n"
+        "nmt.cli.app.command('wait')(wait)\n"
+        "nmt.cli.main()\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, "wait"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    process.send_signal(number)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert b"Traceback" not in told
+
+
+def test_a_full_disk_is_told_in_one_line(tmp_path: Path) -> None:
+    program = (
+        "import errno, nmt.cli\n"
+        "def fill():\n    raise OSError(errno.ENOSPC, 'No space left on device', 'data/big')\n"
+        "nmt.cli.app.command('fill')(fill)\n"
+        "nmt.cli.main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, "fill"], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr == "data/big: No space left on device. (--debug tells more.)\n"
+
+
+def test_processes_that_were_started_together_do_not_make_data(tmp_path: Path) -> None:
+    (tmp_path / "data/mini/raw").mkdir(parents=True)
+    (tmp_path / "data/mini/raw/mini.txt").write_text("One.\t一。\n", encoding="utf-8")
+    several = {"WORLD_SIZE": "2", "RANK": "0"}
+    done = nmt("train", "-c", "demo", "--set", "optim.seed=2", cwd=tmp_path, **several)
+    assert done.returncode == 2
+    assert "nmt run -c demo --set optim.seed=2 --upto encode" in done.stderr
+    done = nmt("run", "-c", "demo", cwd=tmp_path, **several)
+    assert done.returncode == 2
+    assert "nmt run -c demo --processes 2" in done.stderr
+    assert not list((tmp_path / "data/mini").glob("clean-*"))
+
+
+def test_numbers_come_as_json_when_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "data/mini/raw").mkdir(parents=True)
+    (tmp_path / "data/mini/raw/mini.txt").write_text("One.\t一。\n", encoding="utf-8")
+    states = json.loads(nmt("status", "-c", "demo", "--json", cwd=tmp_path).stdout)
+    assert [state["stage"] for state in states] == ["clean", "bpe", "encode", "train", "translate", "eval"]
+    assert states[0]["state"] == "absent"
+    assert json.loads(nmt("plan", "-c", "base", "--json", cwd=tmp_path).stdout)["parameters"]["total"] > 4e7
+    assert json.loads(nmt("config", "show", "--json", cwd=tmp_path).stdout)["model"]["d_model"] == 512
+
+
+def test_completion_is_offered(tmp_path: Path) -> None:
+    done = nmt(cwd=tmp_path, _NMT_COMPLETE="source_bash")
+    assert "_nmt_completion" in done.stdout
+
+
+# ── the README ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def shell_lines(page: Path) -> list[str]:
+    """Every command in the code blocks of a page, without comments, prompts and what is piped into or out of it."""
+    blocks = re.findall(
+        r"^```(?:bash|sh|shell|console)?\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.M
+    )
+    lines = [line.removeprefix("$ ").split(" #")[0].strip() for block in blocks for line in block.split("\n")]
+    return [line for line in lines if re.match(r"(nmt|torchrun|make|\S+ \| nmt)\b", line)]
+
+
+def parse(words: list[str]) -> Any:
+    """Let the command line's own parser read the words after `nmt`; raises where it would refuse them."""
+    command: Any = typer.main.get_command(app)
+    words = [word for word in _general_first(words) if word not in ("-q", "--debug")]
+    while hasattr(command, "commands"):
+        command = command.commands[words.pop(0)]
+    return command.make_context("nmt", words)
+
+
+@pytest.mark.parametrize("page", ["README.md", "README.zh.md"])
+def test_the_commands_of_the_readme_exist(page: str) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
+    found = shell_lines(ROOT / page)
+    assert found
+    for line in found:
+        for part in re.split(r"\||&&|<|>", line):
+            words = shlex.split(part)
+            if not words:
+                continue
+            if words[0] == "make":
+                assert set(words[1:]) <= targets, line
+            elif words[0] == "torchrun":
+                parse(words[words.index("nmt") + 1 :])
+            elif words[0] == "nmt" and words[1] not in ("--version", "--help"):
+                parse(words[1:])

@@ -1,0 +1,139 @@
+"""Keys, groups and the split, against slow and obvious ways to the same answers."""
+
+import subprocess
+import sys
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nmt.corpus.splitting import (
+    connected_groups,
+    first_of_equal,
+    hash_key,
+    random_leak,
+    sentence_key,
+    split_groups,
+)
+from nmt.errors import DataError
+
+edges = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), max_size=40)
+
+
+def keys(pairs):
+    left = np.array([hash_key(0, str(a)) for a, _ in pairs], dtype=np.uint64)
+    right = np.array([hash_key(1, str(b)) for _, b in pairs], dtype=np.uint64)
+    return left, right
+
+
+def walked_groups(pairs):
+    """Groups by walking from row to row."""
+    group, found = {}, 0
+    for start in range(len(pairs)):
+        if start in group:
+            continue
+        waiting = [start]
+        while waiting:
+            row = waiting.pop()
+            if row not in group:
+                group[row] = found
+                waiting += [o for o, (a, b) in enumerate(pairs) if a == pairs[row][0] or b == pairs[row][1]]
+        found += 1
+    return [group[row] for row in range(len(pairs))]
+
+
+@given(edges)
+def test_groups_are_those_that_a_walk_from_row_to_row_finds(pairs):
+    found, walked = connected_groups(*keys(pairs)).tolist(), walked_groups(pairs)
+    assert len(set(zip(found, walked, strict=True))) == len(set(found)) == len(set(walked))
+    assert set(found) == set(range(len(set(found))))
+
+
+def test_a_long_chain_is_one_group():
+    pairs = [(n // 2, (n + 1) // 2) for n in range(20_000)]
+    np.random.default_rng(0).shuffle(pairs)
+    assert set(connected_groups(*keys(pairs)).tolist()) == {0}
+
+
+@given(edges)
+def test_the_first_of_equal_pairs_is_the_first_in_the_file(pairs):
+    seen, expected = set(), []
+    for pair in pairs:
+        expected.append(pair not in seen)
+        seen.add(pair)
+    assert first_of_equal(*keys(pairs)).tolist() == expected
+
+
+def corpus(n=400):
+    """Pairs of which a third share a sentence with others."""
+    return list(dict.fromkeys((k % 300, k // 2 if k % 3 == 0 else k) for k in range(n)))
+
+
+def test_a_held_out_group_is_held_out_as_a_whole_and_gives_one_row():
+    left, right = keys(corpus())
+    split = split_groups(left, right, test_size=20, dev_size=10, seed=1)
+    assert (len(split.test), len(split.dev)) == (20, 10)
+    rows = [*split.test, *split.dev]
+    assert max(Counter(split.groups[rows].tolist()).values()) == 1
+    assert set(split.groups[split.held]) == set(split.groups[rows])
+    assert not np.isin(left[split.held], left[~split.held]).any()
+    assert not np.isin(right[split.held], right[~split.held]).any()
+
+
+def test_the_split_depends_on_the_text_and_the_seed_and_not_on_the_order_of_lines():
+    pairs = corpus()
+    shuffled = [pairs[k] for k in np.random.default_rng(3).permutation(len(pairs))]
+
+    def test_rows(rows, seed):
+        split = split_groups(*keys(rows), test_size=15, dev_size=15, seed=seed)
+        return [rows[k] for k in split.test], [rows[k] for k in split.dev]
+
+    assert test_rows(pairs, 1) == test_rows(shuffled, 1)
+    assert test_rows(pairs, 1) != test_rows(pairs, 2)
+
+
+def test_a_set_of_over_a_tenth_of_the_groups_is_refused_with_a_size_that_works():
+    left, right = keys([(n, n) for n in range(55)])
+    with pytest.raises(DataError, match=r"test_size is 6, .* 55 groups .*; 5 would work"):
+        split_groups(left, right, test_size=6, dev_size=1, seed=1)
+    split_groups(left, right, test_size=5, dev_size=5, seed=1)
+    with pytest.raises(DataError, match="too small"):
+        split_groups(left[:5], right[:5], test_size=1, dev_size=1, seed=1)
+
+
+def test_the_leak_of_a_random_split_is_counted():
+    left, right = keys([(n, 0) for n in range(50)])
+    assert random_leak(left, right, 10, seed=1) == (0.0, 1.0, 1.0)
+    left, right = keys([(n, n) for n in range(50)])
+    assert random_leak(left, right, 10, seed=1) == (0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("Hello, World!", "hello world"),
+        ("他說：「好。」", "他说“好”"),
+        ("５月", "5月"),
+        ("CAFE\u0301", "café"),
+        ("ＱＱ！", "qq"),
+    ],
+)
+def test_sentences_that_differ_in_case_width_script_or_marks_have_one_key(one, other):
+    assert sentence_key(one) == sentence_key(other)
+
+
+@pytest.mark.parametrize(("one", "other"), [("???", "!!!"), ("a", "b"), ("他来了", "她来了"), ("कि", "का")])
+def test_different_sentences_have_different_keys(one, other):
+    assert sentence_key(one) != sentence_key(other)
+
+
+def test_the_sides_have_no_key_in_common():
+    assert hash_key(0, "ok") != hash_key(1, "ok")
+
+
+def test_a_key_is_the_same_in_another_process():
+    code = "from nmt.corpus.splitting import *; print(hash_key(1, sentence_key('他說：好。')))"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert int(said) == hash_key(1, sentence_key("他說：好。"))
