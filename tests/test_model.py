@@ -265,8 +265,9 @@ def test_every_projection_begins_xavier_uniform_of_its_own_shape():
     layer = model.decoder_layers[0]
     key, value = layer.cross_attention.key_value.weight.chunk(2)
     gate, up = layer.feed_forward.inner.weight.chunk(2)
-    for weight in (layer.attention.query.weight, key, value, gate, up, layer.feed_forward.output.weight):
-        bound = math.sqrt(6 / sum(weight.shape))
+    flatter = [layer.attention.query.weight, key, value]
+    for weight in (*flatter, gate, up, layer.feed_forward.output.weight, layer.attention.output.weight):
+        bound = math.sqrt(6 / sum(weight.shape)) / (math.sqrt(2) if any(weight is one for one in flatter) else 1)
         assert weight.abs().max() <= bound
         assert weight.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.02)
     assert model.embedding.weight.std().item() == pytest.approx(128**-0.5, rel=0.02)

@@ -311,9 +311,10 @@ class Transformer(nn.Module):
 
 
 def initialise(module: nn.Module) -> None:
-    """Matrices Xavier-uniform, embeddings N(0, 1/D), biases 0, as tensor2tensor has them (the paper's own code).
+    """Matrices Xavier-uniform, embeddings N(0, 1/D), biases 0, as tensor2tensor has them, the paper's own code.
 
-    A fused matrix is drawn part by part: each of its parts is a projection of its own.
+    But queries, keys and values are 1/sqrt(2) of that, as fairseq and torch.nn.MultiheadAttention have them: the
+    attention then begins flatter, and a post-norm model learns to align sooner (docs/experiments.md).
     """
     if isinstance(module, nn.Embedding):
         nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
@@ -321,8 +322,8 @@ def initialise(module: nn.Module) -> None:
         nn.init.zeros_(module.bias)
         nn.init.xavier_uniform_(module.weight)
     elif isinstance(module, Attention):
-        for part in module.key_value.weight.data.chunk(2):
-            nn.init.xavier_uniform_(part)
+        for projection in (module.query.weight.data, *module.key_value.weight.data.chunk(2)):
+            nn.init.xavier_uniform_(projection, gain=1 / math.sqrt(2))
     elif isinstance(module, FeedForward) and module.activation == "swiglu":
         for part in module.inner.weight.data.chunk(2):
             nn.init.xavier_uniform_(part)

@@ -29,6 +29,9 @@ log = logging.getLogger(__name__)
 STAMP = "stamp.json"
 """Written last: a folder without it was never finished."""
 
+MOST_FILES = 3
+"""Changed files that are named as the reason for staleness; further ones are counted."""
+
 ContentHash = Callable[[Path], str]
 """SHA-256 of a file's content, in hex."""
 
@@ -185,9 +188,10 @@ def _why(stage: Stage, stamp: Mapping[str, Any]) -> str:
     """What differs between `stamp` and the stage as it is now."""
     found = differences(stamp.get("settings", {}), stage.settings)
     old, new = stamp.get("reads", {}), stage.hashes
-    found += [f"{name} is gone" for name in old if name not in new]
-    found += [f"{name} is new" for name in new if name not in old]
-    found += [f"{name} has changed" for name in new if name in old and old[name] != new[name]]
+    files = [f"{name} is gone" for name in old if name not in new]
+    files += [f"{name} is new" for name in new if name not in old]
+    files += [f"{name} has changed" for name in new if name in old and old[name] != new[name]]
+    found += files[:MOST_FILES] + ([f"and {len(files) - MOST_FILES} more files"] if len(files) > MOST_FILES else [])
     if stamp.get("format") != stage.format:
         found.append(f"nmt now writes format {stage.format}, this is {stamp.get('format')}")
     return "; ".join(found) or "made by another version of nmt"

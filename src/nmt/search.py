@@ -94,7 +94,7 @@ def beam_search(
         B = len(places)
         logp_RV = _next_logp(decoder.step(last_R), step, forced_BP.repeat_interleave(beam, 0))
         V = logp_RV.shape[1]
-        logp_BC, index_BC = _largest((logp_RV + live.logp_BX.view(-1, 1)).view(B, beam * V), 2 * beam)
+        logp_BC, index_BC = _largest(logp_RV.add_(live.logp_BX.view(-1, 1)).view(B, beam * V), 2 * beam)
         row_BC, token_BC = index_BC // V, index_BC % V
         tokens_BCT = torch.cat([_pick(live.tokens_BXT, row_BC), token_BC.unsqueeze(2)], dim=2)
         ends_BC = token_BC == EOS
@@ -106,19 +106,19 @@ def beam_search(
         beaten_B = done.score_BX[:, -1] >= longer.score_BX[:, 0] / largest_B
         stays = (~beaten_B & (limit_at_B > step)).tolist()
 
-        for b, place in enumerate(places):
-            if not stays[b]:
-                # `longer` is too long, if nothing has finished now: the hypotheses of the step before are what is left.
-                cut = live.listed(b, finished=False, divisor=penalty(max(step, 1), alpha, length_penalty))
-                results[place] = _sound(done.listed(b, finished=True) or cut[:n_best])
-        live = longer
         rows_BW = row_BC.gather(1, on_BW) + beam * torch.arange(B, device=device).unsqueeze(1)
         if not all(stays):
+            leaving = [b for b, stay in enumerate(stays) if not stay]
             going = [b for b, stay in enumerate(stays) if stay]
+            leaving_B, going_B = (torch.tensor(them, dtype=torch.long, device=device) for them in (leaving, going))
+            # `longer` is too long, if nothing has finished by now: the hypotheses of the step before are what is left.
+            cut = live.of(leaving_B).listed(finished=False, divisor=penalty(max(step, 1), alpha, length_penalty))
+            for b, ended_hyps, cut_hyps in zip(leaving, done.of(leaving_B).listed(finished=True), cut, strict=True):
+                results[places[b]] = _sound(ended_hyps or cut_hyps[:n_best])
             places = [places[b] for b in going]
-            going_B = torch.tensor(going, dtype=torch.long, device=device)
-            live, done, rows_BW = live.of(going_B), done.of(going_B), rows_BW[going_B]
+            longer, done, rows_BW = longer.of(going_B), done.of(going_B), rows_BW[going_B]
             limit_at_B, largest_B, forced_BP = limit_at_B[going_B], largest_B[going_B], forced_BP[going_B]
+        live = longer
         if places:
             decoder.select(rows_BW.flatten())
         last_R = live.tokens_BXT[:, :, -1].flatten()
@@ -236,13 +236,16 @@ class _Pool(NamedTuple):
     def of(self, sentence_B: Tensor) -> "_Pool":
         return _Pool(*(part[sentence_B] for part in self))
 
-    def listed(self, b: int, *, finished: bool, divisor: float = 1.0) -> list[Hypothesis]:
-        """The hypotheses of sentence b, their scores over `divisor`."""
-        rows = zip(*(part[b].tolist() for part in self), strict=True)
+    def listed(self, *, finished: bool, divisor: float = 1.0) -> list[list[Hypothesis]]:
+        """The hypotheses of each sentence, their scores over `divisor`."""
+        sentences = zip(*(part.tolist() for part in self), strict=True)
         return [
-            _hypothesis(tokens, score / divisor, logp, finished=finished)
-            for tokens, logp, score in rows
-            if score != -math.inf
+            [
+                _hypothesis(tokens, score / divisor, logp, finished=finished)
+                for tokens, logp, score in zip(*sentence, strict=True)
+                if score != -math.inf
+            ]
+            for sentence in sentences
         ]
 
 
@@ -293,7 +296,8 @@ def _largest(value_BX: Tensor, count: int) -> tuple[Tensor, Tensor]:
     if X <= 8 * BLOCK:
         place_BX = _places_of_largest(value_BX, count)
     else:
-        blocks = pad(value_BX, (0, -X % BLOCK), value=-math.inf).view(rows, -1, BLOCK)
+        whole_BX = pad(value_BX, (0, -X % BLOCK), value=-math.inf) if X % BLOCK else value_BX
+        blocks = whole_BX.view(rows, -1, BLOCK)
         at = _places_of_largest(blocks.amax(2), min(count, blocks.shape[1])).unsqueeze(2)
         inside = blocks.gather(1, at.expand(-1, -1, BLOCK)).flatten(1)
         place_BX = _places_of_largest(inside, count)

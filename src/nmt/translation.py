@@ -1,6 +1,5 @@
 """translate: text in, text out. As many lines come out as went in, in order; an empty line stays empty."""
 
-import json
 import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,11 +14,12 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from nmt.checkpoint import load_model
-from nmt.config import Config, TranslateConfig, from_dict
+from nmt.config import Config, TranslateConfig
 from nmt.corpus import Normaliser
 from nmt.distributed import choose_device
 from nmt.errors import CheckpointError, ConfigError, DataError
 from nmt.model import Transformer
+from nmt.provenance import read_config
 from nmt.search import Hypothesis, beam_search, greedy_search, sample
 from nmt.sentences import cut_to_fit
 from nmt.symbols import BOS, EOS, PAD
@@ -174,10 +174,7 @@ class Translator:
         Raises CheckpointError or DataError for a folder that is no run, or not a whole one.
         """
         run, place = Path(run), choose_device(device)
-        try:
-            config = from_dict(json.loads((run / "config.json").read_text(encoding="utf-8")))
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{run} is no run folder: cannot read {run / 'config.json'} ({error}).") from error
+        config = read_config(run)
         config = config if settings is None else replace(config, translate=settings)
         tokenizers = load_tokenizers(run / "tokenizer", config.data.src, config.data.tgt)
         model = load_model(run, config)

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
+from tqdm import tqdm
 
 from nmt.config import CleanConfig, to_dict
 from nmt.corpus.mending import mend
 from nmt.corpus.normalise import Normaliser
-from nmt.corpus.parallel import in_order, worker_count
+from nmt.corpus.parallel import Workers, worker_count
 from nmt.corpus.reading import Chunk, Facts, Sources, chunks, inspect, rows
 from nmt.corpus.rules import RULES, Pair, first_objection
 from nmt.corpus.script import script_of
@@ -27,6 +28,8 @@ from nmt.corpus.sets import REFERENCE, TRAIN, GivenSet, Roles, assign, leaks, re
 from nmt.corpus.splitting import Keys, hash_key, sentence_key
 from nmt.errors import DataError
 from nmt.text import write_lines
+
+KEPT, REJECTED = "kept.part", "rejected.tsv"
 
 SAMPLES = 5
 """Rows shown for each reason in the report."""
@@ -38,7 +41,6 @@ def clean_corpus(sources: Sources, settings: CleanConfig, out: Path, workers: in
 
     The files are the same for any number of workers.
     """
-    names = list(sources)
     facts = {name: inspect(files, settings) for name, files in sources.items()}
     normaliser = Normaliser(settings.zh_script, dict(zip(settings.columns, _han_sides(facts), strict=True)))
     given = {
@@ -46,35 +48,57 @@ def clean_corpus(sources: Sources, settings: CleanConfig, out: Path, workers: in
         for part, files in (("dev", settings.dev), ("test", settings.test))
         if files
     }
-    processes = worker_count(sum(file["bytes"] for fact in facts.values() for file in fact.files), workers)
-    cleaner = functools.partial(clean_chunk, settings=settings, normaliser=normaliser, names=tuple(names))
-    tally = Tally(names)
-    kept_rows = out / "kept.part"
+    size = sum(file["bytes"] for fact in facts.values() for file in fact.files)
     try:
-        with open(kept_rows, "wb") as kept, open(out / "rejected.tsv", "wb") as rejected:
-            rejected.write(_tabbed("reason", "source", "line", *settings.columns))
-            for found in in_order(cleaner, chunks(list(sources.values())), processes):
-                tally.add(found, kept, rejected)
-            kept.flush()
-            left, right = tally.keys()
-            roles = assign(left, right, given, settings)
-            with_attribution = any(fact.has_attribution for fact in facts.values())
-            for row, reason in write_sets(out, kept_rows, roles, given, settings.columns, with_attribution):
-                name = names[row.source]
-                rejected.write(_tabbed(reason, name, str(row.number), *row.sides))
-                tally.counts[name][f"dropped {reason}"] += 1
-                tally.show(reason, _sample(name, row.number, *row.sides))
+        with Workers(worker_count(size, workers)) as pool:
+            tally = _clean_rows(sources, facts, settings, normaliser, out, pool)
+            roles = assign(*tally.keys(), given, settings)
+            _write(out, roles, given, settings, tally, any(fact.has_attribution for fact in facts.values()))
+            normaliser.save(out / "normalisation.json")
+            leak = leaks(out, settings.columns, pool)
     except OSError as error:
         raise DataError(f"cannot write in {out}: {error.strerror}.") from error
-    finally:
-        kept_rows.unlink(missing_ok=True)
-    normaliser.save(out / "normalisation.json")
-    leak = leaks(out, settings.columns, processes)
     if leak["dev"] or leak["test"] or (leak["between"] and not given):
         raise AssertionError(f"held-out rows share a sentence: {leak}")
     report = _report(facts, tally, roles, given, settings, normaliser, leak)
     write_lines(out / "report.json", [json.dumps(report, ensure_ascii=False, indent=1)])
     return report
+
+
+def _clean_rows(
+    sources: Sources,
+    facts: Mapping[str, Facts],
+    settings: CleanConfig,
+    normaliser: Normaliser,
+    out: Path,
+    pool: Workers,
+) -> "Tally":
+    """All rows of all sources into `out`: those that no rule objects to, and `rejected.tsv` with the others."""
+    tally = Tally(list(sources))
+    cleaner = functools.partial(clean_chunk, settings=settings, normaliser=normaliser, names=tuple(sources))
+    with open(out / KEPT, "wb") as kept, open(out / REJECTED, "wb") as rejected:
+        rejected.write(_tabbed("reason", "source", "line", *settings.columns))
+        bar = tqdm(
+            total=sum(fact.rows for fact in facts.values()), desc="clean", unit=" rows", disable=None, leave=False
+        )
+        with bar:
+            for found in pool.map(cleaner, chunks(list(sources.values()))):
+                tally.add(found, kept, rejected)
+                bar.update(found.counts["input"])
+    return tally
+
+
+def _write(
+    out: Path, roles: Roles, given: Mapping[str, GivenSet], settings: CleanConfig, tally: "Tally", attribution: bool
+) -> None:
+    """Kept rows into the sets; those that the whole corpus leaves no place for after the others in `rejected.tsv`."""
+    with open(out / REJECTED, "ab") as rejected:
+        for row, reason in write_sets(out, out / KEPT, roles, given, settings.columns, attribution):
+            name = tally.names[row.source]
+            rejected.write(_tabbed(reason, name, str(row.number), *row.sides))
+            tally.counts[name][f"dropped {reason}"] += 1
+            tally.show(reason, _sample(name, row.number, *row.sides))
+    (out / KEPT).unlink()
 
 
 def _han_sides(facts: Mapping[str, Facts]) -> tuple[bool, bool]:
@@ -196,7 +220,7 @@ def _report(
     dropped = _dropped(total)
     return {
         "format": 1,
-        "settings": to_dict(settings),
+        "settings": {key: value for key, value in to_dict(settings).items() if key not in ("sources", "dev", "test")},
         "opencc": importlib.metadata.version("opencc"),
         "sources": {
             name: {

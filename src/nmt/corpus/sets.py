@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 
 from nmt.config import CleanConfig
 from nmt.corpus.normalise import Normaliser
-from nmt.corpus.parallel import in_order
+from nmt.corpus.parallel import Workers
 from nmt.corpus.script import is_han_side
 from nmt.corpus.splitting import Keys, first_of_equal, hash_key, random_leak, sentence_key, split_groups
 from nmt.errors import DataError
 from nmt.text import lines_of, read_aligned, read_lines, write_lines
 
 HELD_OUT_SETS = ("dev", "test")
+BLOCK_LINES = 5_000
 Columns = tuple[str, ...]
 
 
@@ -220,28 +221,24 @@ def _write_held_out(
 # ── checking what was written ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def leaks(out: Path, columns: Columns, workers: int) -> dict[str, int]:
+def leaks(out: Path, columns: Columns, pool: Workers) -> dict[str, int]:
     """Rows of the written dev and test that share a sentence of either side with train, and of test with dev."""
-    keys = {name: _written_keys(out, name, columns, workers) for name in ("train", *HELD_OUT_SETS)}
+    keys: dict[tuple[str, int], Keys] = {}
+    for name, side in itertools.product(("train", *HELD_OUT_SETS), (0, 1)):
+        blocks = pool.map(functools.partial(_keys_of, side), _blocks(out / f"{name}.{columns[side]}"))
+        keys[name, side] = np.frombuffer(b"".join(blocks), dtype=np.uint64)
 
     def shared(one: str, other: str) -> int:
-        return int(np.count_nonzero(np.logical_or(*(np.isin(keys[one][s], keys[other][s]) for s in (0, 1)))))
+        left, right = (np.isin(keys[one, side], keys[other, side]) for side in (0, 1))
+        return int(np.count_nonzero(left | right))
 
     return {"dev": shared("dev", "train"), "test": shared("test", "train"), "between": shared("test", "dev")}
-
-
-def _written_keys(out: Path, name: str, columns: Columns, workers: int) -> list[Keys]:
-    found = []
-    for side, lang in enumerate(columns):
-        blocks = in_order(functools.partial(_keys_of, side), _blocks(out / f"{name}.{lang}"), workers)
-        found.append(np.frombuffer(b"".join(blocks), dtype=np.uint64))
-    return found
 
 
 def _blocks(path: Path) -> Iterator[list[str]]:
     with open(path, "rb") as stream:
         lines = (text for text, _ in lines_of(stream))
-        while block := list(itertools.islice(lines, 5_000)):
+        while block := list(itertools.islice(lines, BLOCK_LINES)):
             yield block
 
 

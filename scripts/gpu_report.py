@@ -1,0 +1,141 @@
+"""What the parts of check_gpu.py share: where results go, what a part is given, made-up data."""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nmt.batching import Numbers, plan_updates
+from nmt.config import Config, load
+from nmt.dataset import Column, ParallelDataset
+from nmt.distributed import World
+from nmt.model import Transformer
+from nmt.search import Hypothesis, beam_search, greedy_search
+from nmt.symbols import EOS, PAD
+
+SMALL = ("layers=2", "d_model=32", "d_ff=64", "heads=4")
+
+
+@dataclass(frozen=True)
+class Report:
+    """Where results go."""
+
+    out: Path
+    part: str
+
+    def add(self, what: str, value: float | str, unit: str = "", ok: bool | None = None) -> None:
+        """Write down one result; `ok` says whether it is as it must be, None that it is only a measurement."""
+        row = {"part": self.part, "what": what, "value": value, "unit": unit, "ok": ok}
+        with (self.out / "results.jsonl").open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(row, ensure_ascii=False) + "\n")
+        table = self.out / "results.md"
+        head = "" if table.exists() else "| part | what | value | ok |\n| --- | --- | ---: | --- |\n"
+        shown = str(value) if isinstance(value, str) else f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+        line = f"| {self.part} | {what} | {shown} {unit} | {'' if ok is None else 'yes' if ok else '**NO**'} |\n"
+        with table.open("a", encoding="utf-8") as stream:
+            stream.write(head + line)
+        print(line, end="", flush=True)
+
+    def at_most(self, what: str, value: float, bound: float) -> None:
+        """Write down a difference, and whether it is within its bound."""
+        self.add(f"{what} (at most {bound:g})", float(value), ok=value <= bound)
+
+    @contextmanager
+    def attempt(self, what: str) -> Iterator[None]:
+        """A failure inside becomes a result, so that the rest of the part still runs."""
+        try:
+            yield
+        except Exception as error:
+            self.add(what, explained(error), ok=False)
+
+
+def explained(error: Exception) -> str:
+    """The kind and the beginning of an error on one line that fits into a table."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300].replace("|", "/")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What every part is given."""
+
+    device: torch.device
+    tiny: bool
+    seconds: float
+    """That the part may take; it begins nothing new after these."""
+    begun: float
+    data: Path
+    out: Path
+
+    @property
+    def world(self) -> World:
+        return World(0, 1, self.device)
+
+    @property
+    def left(self) -> float:
+        return self.seconds - (time.perf_counter() - self.begun)
+
+    def wait(self) -> None:
+        """Until the device has done all that it was given."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def clock(self, work: Callable[[], object], times: int) -> float:
+        """Seconds that `work` takes, the mean of so many times after two unmeasured ones."""
+        for _ in range(2):
+            work()
+        self.wait()
+        begun = time.perf_counter()
+        for _ in range(times):
+            work()
+        self.wait()
+        return (time.perf_counter() - begun) / times
+
+
+def recipe(name: str | None, *changes: str, tiny: bool = False) -> Config:
+    """A recipe with these settings; its model shrunk if it shall be tiny."""
+    return load(name, [*changes, *(f"model.{size}" for size in SMALL if tiny)])
+
+
+def synthetic(pairs: int, vocab: int, seed: int = 0, mean: int = 25) -> ParallelDataset:
+    """Random ids whose lengths are spread as those of sentences are, source and target alike, eos at the end."""
+    rng = np.random.default_rng(seed)
+    src_lengths = np.clip(rng.gamma(3, mean / 3, pairs), 2, 6 * mean).astype(np.int64)
+    tgt_lengths = np.clip(src_lengths * rng.normal(1, 0.15, pairs), 2, 6 * mean).astype(np.int64)
+
+    def column(lengths: Numbers) -> Column:
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        ids = rng.integers(EOS + 1, vocab, offsets[-1]).astype(np.int32)
+        ids[offsets[1:] - 1] = EOS
+        return Column(ids, offsets)
+
+    return ParallelDataset(column(src_lengths), column(tgt_lengths), np.arange(pairs))
+
+
+def relative(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """The norm of the difference over the norm of what is expected, all tensors together, in float64 on the CPU."""
+    pairs = [(a.detach().double().cpu(), b.detach().double().cpu()) for a, b in zip(found, expected, strict=True)]
+    size = sum(float(b.square().sum()) for _, b in pairs)
+    return float((sum(float((a - b).square().sum()) for a, b in pairs) / size) ** 0.5)
+
+
+def updates_of(data: ParallelDataset, config: Config) -> list[Numbers]:
+    return plan_updates(data.src.lengths, data.tgt.lengths, config.optim.batch_tokens, config.optim.seed, 0)
+
+
+@torch.no_grad()
+def translate(
+    model: Transformer, src_BS: Tensor, beam: int, limits: list[int] | None = None
+) -> tuple[list[Hypothesis], int]:
+    """The best translation of each row of ids, and how many steps the decoder took; at most 10 tokens longer."""
+    limits = limits or [int(n) + 10 for n in (src_BS != PAD).sum(1)]
+    decoder = model.decoder(src_BS, beam)
+    if beam == 1:
+        return greedy_search(decoder, limits, device=src_BS.device), decoder.length
+    found = beam_search(decoder, limits, beam=beam, alpha=0.6, device=src_BS.device)
+    return [best[0] for best in found], decoder.length

@@ -1,0 +1,270 @@
+"""`fetch` against a server on this machine that cuts, lies, redirects and sends bombs."""
+
+import hashlib
+import http.server
+import io
+import json
+import os
+import re
+import stat
+import threading
+import zipfile
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from nmt.config import CleanConfig
+from nmt.corpus import fetch, fetching, find_sources
+from nmt.errors import DataError
+
+CORPUS = "".join(f"Number {n}.\t第{n}号。\tby A\n" for n in range(300)).encode()
+
+
+def zipped(members, method=zipfile.ZIP_DEFLATED) -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", method) as archive:
+        for name, content in members:
+            archive.writestr(name, content)
+    return stream.getvalue()
+
+
+GOOD = zipped([("cmn.txt", CORPUS), ("_about.txt", b"about")])
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    pages: ClassVar[dict[str, tuple[int, dict[str, str], bytes]]] = {}
+
+    def do_GET(self):
+        if self.path == "/stall":
+            self.send_response(200)
+            self.send_header("Content-Length", "100")
+            self.end_headers()
+            self.wfile.write(b"x\t")
+            self.wfile.flush()
+            self.server.release.wait(5)
+            return
+        if self.path == "/garbage":
+            self.wfile.write(b"this is not HTTP\r\n\r\n")
+            self.close_connection = True
+            return
+        if self.path == "/endless":
+            self.send_response(200)
+            self.end_headers()
+            try:
+                while True:
+                    self.wfile.write(b"a\tb\n" * 4096)
+            except OSError:
+                return
+            finally:
+                self.close_connection = True
+        status, headers, body = self.pages.get(self.path, (404, {}, b""))
+        self.send_response(status)
+        for name, value in ({"Content-Length": str(len(body))} | headers).items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+        self.close_connection = True
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture(scope="module")
+def server():
+    Handler.pages = {
+        "/cmn-eng.zip": (200, {}, GOOD),
+        "/cut": (200, {"Content-Length": str(len(CORPUS) + 1000)}, CORPUS),
+        "/cut.zip": (200, {}, GOOD[: len(GOOD) // 2]),
+        "/longer": (200, {"Content-Length": "100"}, CORPUS),
+        "/huge": (200, {"Content-Length": str(1 << 40)}, b"x"),
+        "/once": (302, {"Location": "/cmn-eng.zip"}, b""),
+        "/loop": (302, {"Location": "/loop"}, b""),
+        "/file": (302, {"Location": "file:///etc/hostname"}, b""),
+        "/ftp": (302, {"Location": "ftp://127.0.0.1/x"}, b""),
+        "/page": (200, {}, b"<!DOCTYPE html><p>log in\tfirst</p>\n"),
+        "/error": (500, {}, b"oops"),
+        "/empty": (200, {}, b""),
+        "/mine.tsv": (200, {}, CORPUS),
+        **{f"/far{n}": (302, {"Location": f"/far{n + 1}"}, b"") for n in range(20)},
+    }
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
+        running.release = threading.Event()
+        running.daemon_threads = True
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{running.server_port}"
+        running.release.set()
+        running.shutdown()
+
+
+def refused(name: str, origin: str | None, folder: Path, sha256: str | None = None) -> str:
+    """The message of a refusal that left nothing behind."""
+    before = sorted(folder.iterdir()) if folder.exists() else []
+    with pytest.raises(DataError) as caught:
+        fetch(name, origin, folder, sha256)
+    assert (sorted(folder.iterdir()) if folder.exists() else []) == before
+    return str(caught.value)
+
+
+def test_a_zip_gives_its_corpus_the_notices_and_a_record(server, tmp_path):
+    raw = tmp_path / "cmn" / "raw"
+    source = fetch("cmn", f"{server}/cmn-eng.zip", raw)
+    assert (raw / "cmn.txt").read_bytes() == CORPUS
+    assert (raw / "_about.txt").read_bytes() == b"about"
+    assert "Attribution" in (raw / "_licence.txt").read_text()
+    assert source == json.loads((raw / "_source.json").read_text())
+    assert source["rows"] == 300
+    assert source["sha256"] == hashlib.sha256(CORPUS).hexdigest()
+    assert source["origin_sha256"] == hashlib.sha256(GOOD).hexdigest()
+    assert sorted(path.name for path in raw.iterdir()) == ["_about.txt", "_licence.txt", "_source.json", "cmn.txt"]
+    assert find_sources(tmp_path / "cmn", CleanConfig()) == {"cmn": (raw / "cmn.txt",)}
+
+
+def test_without_an_origin_cmn_comes_from_where_it_is_published(server, tmp_path, monkeypatch):
+    monkeypatch.setitem(fetching.ORIGINS, "cmn", fetching.ORIGINS["cmn"]._replace(url=f"{server}/cmn-eng.zip"))
+    assert fetch("cmn", None, tmp_path)["rows"] == 300
+    assert "no source is known for corpus other" in refused("other", None, tmp_path)
+
+
+@pytest.mark.parametrize("form", ["path", "file URL", "zip path"])
+def test_a_file_on_this_machine_fills_any_corpus(tmp_path, form):
+    file = tmp_path / "has blank.tsv"
+    file.write_bytes(zipped([("mine.tsv", CORPUS)]) if form == "zip path" else CORPUS)
+    origin = file.as_uri() if form == "file URL" else str(file)
+    source = fetch("mine", origin, tmp_path / "raw")
+    assert source["file"] == "mine.tsv"
+    assert source["licence"] is None
+    assert (tmp_path / "raw" / "mine.tsv").read_bytes() == CORPUS
+
+
+def test_a_second_fetch_replaces_the_first_also_under_another_ending(server, tmp_path):
+    raw = tmp_path / "mine" / "raw"
+    (tmp_path / "x.txt").write_bytes(b"a\tb\n")
+    fetch("mine", str(tmp_path / "x.txt"), raw)
+    fetch("mine", f"{server}/mine.tsv", raw)
+    assert find_sources(tmp_path / "mine", CleanConfig()) == {"mine": (raw / "mine.tsv",)}
+
+
+def test_a_pinned_hash_is_kept_and_a_wrong_one_refused_with_both(server, tmp_path):
+    right, wrong = hashlib.sha256(GOOD).hexdigest(), "0" * 64
+    said = refused("cmn", f"{server}/cmn-eng.zip", tmp_path, wrong)
+    assert right in said
+    assert wrong in said
+    assert fetch("cmn", f"{server}/cmn-eng.zip", tmp_path, right.upper())["rows"] == 300
+
+
+def test_a_refused_fetch_leaves_an_earlier_corpus_alone(server, tmp_path):
+    fetch("cmn", f"{server}/cmn-eng.zip", tmp_path)
+    refused("cmn", f"{server}/cut", tmp_path)
+    assert (tmp_path / "cmn.txt").read_bytes() == CORPUS
+
+
+@pytest.mark.parametrize(
+    ("page", "said"),
+    [
+        ("/cut", "were announced"),
+        ("/longer", "were announced"),
+        ("/cut.zip", "neither text nor a zip|damaged"),
+        ("/huge", "too much"),
+        ("/loop", "redirect|infinite"),
+        ("/far0", "redirect|infinite"),
+        ("/file", "not allowed|less safe"),
+        ("/ftp", "less safe"),
+        ("/page", "web page"),
+        ("/error", "500"),
+        ("/missing", "404"),
+        ("/empty", "empty"),
+        ("/garbage", "cannot fetch"),
+    ],
+)
+def test_a_server_that_cuts_lies_or_leads_astray_is_refused(server, tmp_path, page, said):
+    assert re.search(said, refused("cmn", server + page, tmp_path))
+
+
+def test_a_server_that_stalls_is_not_waited_for(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(fetching, "TIMEOUT", 0.3)
+    assert "cannot fetch" in refused("cmn", f"{server}/stall", tmp_path)
+
+
+def test_a_stream_without_end_stops_at_the_cap(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(fetching, "LARGEST_DOWNLOAD", 3_000_000)
+    assert "too much" in refused("cmn", f"{server}/endless", tmp_path)
+
+
+def test_a_few_redirects_are_followed(server, tmp_path):
+    assert fetch("cmn", f"{server}/once", tmp_path)["rows"] == 300
+
+
+def test_no_server_at_all_says_what_to_do(tmp_path):
+    assert "--from PATH" in refused("cmn", "http://127.0.0.1:1/x", tmp_path)
+
+
+@pytest.mark.parametrize("origin", ["ftp://127.0.0.1/x", "data://text,x", "/no/such/file", "."])
+def test_an_origin_that_is_none_is_refused(tmp_path, origin):
+    refused("cmn", origin, tmp_path)
+
+
+def test_a_password_in_a_url_is_neither_shown_nor_kept(server, tmp_path):
+    secret = server.replace("http://", "http://me:secret@")
+    assert "secret" not in refused("cmn", f"{secret}/missing", tmp_path)
+
+
+# ── archives ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def fetch_archive(tmp_path: Path, content: bytes) -> str:
+    (tmp_path / "a.zip").write_bytes(content)
+    return refused("cmn", str(tmp_path / "a.zip"), tmp_path / "raw")
+
+
+@pytest.mark.parametrize("name", ["../cmn.txt", "/etc/cmn.txt", "a/../../cmn.txt", "C:/cmn.txt", "..\\cmn.txt"])
+def test_a_member_that_leads_out_of_its_folder_is_refused(tmp_path, name):
+    assert "no corpus has" in fetch_archive(tmp_path, zipped([("cmn.txt", CORPUS), (name, b"x")]))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.zip", "raw"]
+
+
+def test_a_link_is_refused(tmp_path):
+    link = zipfile.ZipInfo("cmn.txt")
+    link.external_attr = (stat.S_IFLNK | 0o777) << 16
+    assert "no corpus has" in fetch_archive(tmp_path, zipped([(link, b"/etc/hostname")]))
+
+
+def test_a_bomb_stops_at_the_ratio_and_leaves_no_bytes(tmp_path):
+    assert "unpacks to over" in fetch_archive(tmp_path, zipped([("cmn.txt", b"a\tb\n" * 2_000_000)]))
+    assert sum(path.stat().st_size for path in (tmp_path / "raw").iterdir()) == 0
+
+
+def test_a_bomb_that_lies_about_its_size_is_refused(tmp_path):
+    bomb = bytearray(zipped([("cmn.txt", b"a\tb\n" * 2_000_000)]))
+    true, told = (8_000_000).to_bytes(4, "little"), (1000).to_bytes(4, "little")
+    assert bomb.count(true) == 2
+    assert "damaged" in fetch_archive(tmp_path, bytes(bomb).replace(true, told))
+
+
+@pytest.mark.parametrize(
+    "members", [[], [("other.txt", b"x")], [("_about.txt", b"x")], [("cmn.txt", b"a\tb\n"), ("cmn.tsv", b"a\tb\n")]]
+)
+def test_an_archive_without_exactly_the_corpus_is_refused(tmp_path, members):
+    assert "should have one cmn.txt" in fetch_archive(tmp_path, zipped(members))
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_a_member_given_twice_is_refused(tmp_path):
+    assert "should have one" in fetch_archive(tmp_path, zipped([("cmn.txt", b"a\tb\n"), ("cmn.txt", b"c\td\n")]))
+
+
+def test_other_members_are_left_in_the_archive(tmp_path):
+    (tmp_path / "a.zip").write_bytes(zipped([("cmn.txt", CORPUS), ("virus.exe", b"x"), ("sub/cmn.txt", b"y")]))
+    fetch("cmn", str(tmp_path / "a.zip"), tmp_path / "raw")
+    assert sorted(os.listdir(tmp_path / "raw")) == ["_licence.txt", "_source.json", "cmn.txt"]
+
+
+def test_a_changed_byte_in_an_archive_is_refused(tmp_path):
+    stored = bytearray(zipped([("cmn.txt", CORPUS)], zipfile.ZIP_STORED))
+    stored[200] ^= 1
+    assert "damaged" in fetch_archive(tmp_path, bytes(stored))
+
+
+def test_a_packed_file_of_another_kind_is_refused(tmp_path):
+    assert "neither text nor a zip" in fetch_archive(tmp_path, b"\xfd7zXZ\x00\x00\x04" + b"\x00" * 50)

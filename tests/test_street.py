@@ -1,0 +1,193 @@
+"""The whole street, as a stranger walks it: a tiny recipe on the bundled corpus; the demo itself is a slow test."""
+
+import contextlib
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nmt import config, pipeline, stages
+from nmt.text import read_lines
+
+ROOT = Path(__file__).parent.parent
+TINY = """
+data: {corpus: mini}
+clean: {dev_size: 40, test_size: 60}
+bpe: {vocab_size: 1200}
+model: {layers: 1, d_model: 32, d_ff: 64, heads: 2}
+optim: {batch_tokens: 1000, max_steps: 8, warmup_steps: 4}
+train: {device_tokens: 1000, validate_every: 4, validate_sentences: 4, save_every: 4}
+translate: {beam: 2, max_extra: 4}
+eval: {bootstrap: 20}
+"""
+STAGES = ["clean", "bpe", "encode", "train", "translate", "eval"]
+
+
+def nmt(folder: Path, *words: str, stdin: str = "", code: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run `nmt` in `folder` and see that it ends with `code`."""
+    done = subprocess.run(
+        [sys.executable, "-m", "nmt", *words],
+        cwd=folder,
+        input=stdin,
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def states(folder: Path, *changes: str) -> dict[str, str]:
+    """How things stand with each stage, asked for in this process."""
+    with contextlib.chdir(folder):
+        found = pipeline.status(stages.street(config.load("tiny.yaml", changes)))
+    return {state.stage.name: state.word for state in found}
+
+
+def fresh_clone(folder: Path) -> Path:
+    shutil.copytree(ROOT / "data/mini/raw", folder / "data/mini/raw")
+    (folder / "tiny.yaml").write_text(TINY)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def walked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the street was walked once."""
+    folder = fresh_clone(tmp_path_factory.mktemp("street"))
+    done = nmt(folder, "run", "-c", "tiny.yaml")
+    assert "BLEU" in done.stdout
+    assert "floor" in done.stdout
+    assert "tok:zh" in done.stdout
+    return folder
+
+
+def test_a_second_walk_says_that_all_six_are_fresh_in_under_five_seconds_without_torch(walked: Path) -> None:
+    program = (
+        "import sys\nfrom nmt.cli import main\n"
+        "sys.argv = ['nmt', 'run', '-c', 'tiny.yaml']\n"
+        "try:\n    main()\nfinally:\n    print('torch' in sys.modules, file=sys.stderr)\n"
+    )
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run([sys.executable, "-c", program], cwd=walked, capture_output=True, text=True, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    # Time of this process alone, so that a busy machine doesn't matter.
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 5
+    *told, torch_was_loaded = done.stderr.strip().split("\n")
+    assert [line.split(" (")[0] for line in told] == [f"{name}: fresh" for name in STAGES]
+    assert torch_was_loaded == "False"
+
+
+def test_translations_and_scores_are_of_the_test_set(walked: Path) -> None:
+    (clean,) = (walked / "data/mini").glob("clean-*")
+    run = walked / "runs/tiny.en-zh"
+    assert len(read_lines(run / "translate/test.hyp")) == len(read_lines(clean / "test.en")) == 60
+    scores = json.loads((run / "eval/scores.json").read_text(encoding="utf-8"))
+    assert scores["lines"] == 60
+    assert scores["floor"]["bleu"]["value"] > 0
+    assert any("grammar" in part for part in scores["parts"])
+    assert sum(part["lines"] for part in scores["parts"].values()) == 60
+
+
+@pytest.mark.parametrize(
+    ("change", "stale"),
+    [
+        ("train.save_every=5", set()),
+        ("clean.sources={mini: data/mini/raw/mini.txt}", set()),
+        ("eval.bootstrap=10", {"eval"}),
+        ("translate.beam=1", {"translate", "eval"}),
+        ("optim.max_steps=9", {"train", "translate", "eval"}),
+        ("model.dropout=0.2", {"train", "translate", "eval"}),
+        ("bpe.dropout=0.1", {"train", "translate", "eval"}),
+        ("encode.max_tokens=40", {"encode", "train", "translate", "eval"}),
+        ("bpe.vocab_size=1100", {"bpe", "encode", "train", "translate", "eval"}),
+        ("clean.max_words=50", set(STAGES)),
+    ],
+)
+def test_a_changed_setting_makes_its_stage_and_what_follows_stale(walked: Path, change: str, stale: set[str]) -> None:
+    found = states(walked, change)
+    assert {name for name, state in found.items() if state != "fresh"} == stale
+
+
+def test_status_says_why(walked: Path) -> None:
+    told = nmt(walked, "status", "-c", "tiny.yaml", "--set", "bpe.vocab_size=1100").stdout.split("\n")
+    assert told[1] == "bpe: stale, bpe.vocab_size: 1200 -> 1100"
+    assert told[2] == "encode: waits for bpe"
+
+
+def test_the_other_direction_shares_the_data(walked: Path) -> None:
+    found = states(walked, "data.src=zh", "data.tgt=en")
+    assert [name for name, state in found.items() if state == "fresh"] == STAGES[:3]
+
+
+def test_text_goes_through_line_by_line(walked: Path) -> None:
+    done = nmt(walked, "translate", stdin="The cat is here.\n\nGood morning!\n")
+    lines = done.stdout.removesuffix("\n").split("\n")
+    assert len(lines) == 3
+    assert lines[1] == ""
+    assert "runs/tiny.en-zh" in done.stderr
+    (walked / "out.txt").write_text("mine")
+    assert "--force" in nmt(walked, "translate", "-o", "out.txt", stdin="Hello.\n", code=2).stderr
+    assert (walked / "out.txt").read_text() == "mine"
+
+
+def test_eval_scores_the_newest_run_other_text_and_compares(walked: Path) -> None:
+    (clean,) = (walked / "data/mini").glob("clean-*")
+    done = nmt(walked, "eval", "--json")
+    assert json.loads(done.stdout)["lines"] == 60
+    assert "runs/tiny.en-zh" in done.stderr
+    test = str(clean / "test.zh")
+    assert json.loads(nmt(walked, "eval", test, "--json").stdout)["scores"]["bleu"]["value"] == pytest.approx(100)
+    against = nmt(walked, "eval", test, "--ref", test, "--tgt", "zh").stdout
+    assert "BLEU: 100.00" in against
+    assert "tok:zh" in against
+    assert "--tgt" in nmt(walked, "eval", test, "--ref", test, code=2).stderr
+    assert "p = " in nmt(walked, "eval", "runs/tiny.en-zh/translate/test.hyp", test).stdout
+
+
+def test_info_and_plan_know_the_run(walked: Path) -> None:
+    facts: dict[str, Any] = json.loads(nmt(walked, "info", "--json").stdout)
+    assert (facts["state"], facts["step"], facts["vocabulary"]) == ("finished", 8, {"en": 1200, "zh": 1200})
+    plan = json.loads(nmt(walked, "plan", "-c", "tiny.yaml", "--json").stdout)
+    assert plan["parameters"]["total"] == facts["parameters"]
+    assert plan["data"]["exact"]
+
+
+@pytest.mark.slow
+def test_train_makes_what_is_missing_and_several_processes_share_it(tmp_path: Path) -> None:
+    folder = fresh_clone(tmp_path)
+    done = nmt(folder, "train", "-c", "tiny.yaml", "--processes", "2")
+    assert "clean: done" in done.stderr
+    assert set(states(folder)) == set(STAGES)
+    assert [name for name, state in states(folder).items() if state == "fresh"] == STAGES[:4]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "nmt"]
+    subprocess.run(
+        [*torchrun, "train", "-c", "tiny.yaml", "--set", "optim.max_steps=12"], cwd=folder, env=environment, check=True
+    )
+    assert json.loads((folder / "runs/tiny.en-zh/status.json").read_text())["step"] == 12
+    assert "fresh" in nmt(folder, "train", "-c", "tiny.yaml", "--set", "optim.max_steps=12").stderr
+    measured = json.loads(nmt(folder, "plan", "-c", "tiny.yaml", "--measure", "--json").stdout)["measured"]
+    assert measured["seconds_a_step"] > 0
+    averaged = nmt(folder, "average", "runs/tiny.en-zh", "--last", "2")
+    assert "average: step-00000008, step-00000012" in averaged.stderr
+    nmt(folder, "translate", stdin="Hello.\n")
+
+
+@pytest.mark.slow
+def test_the_demo_learns_its_grammar(tmp_path: Path) -> None:
+    folder = fresh_clone(tmp_path)
+    begun = time.perf_counter()
+    result = json.loads(nmt(folder, "run", "-c", "demo", "--json").stdout)
+    assert time.perf_counter() - begun < 600  # Alone on two cores it takes less than five minutes.
+    (grammar,) = (part for name, part in result["parts"].items() if "grammar" in name)
+    bleu, floor = grammar["scores"]["bleu"], grammar["floor"]["bleu"]
+    assert "tok:zh" in bleu["signature"]
+    assert bleu["value"] >= 80
+    assert bleu["value"] >= floor["value"] + 25
