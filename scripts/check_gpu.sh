@@ -5,7 +5,7 @@
 #
 # Results go to $OUT (gpu-results), as results.jsonl and results.md, each as soon as it is known; a part that takes too
 # long or fails does not keep the others from running. The last part needs encoded data, which no GPU has to make:
-# `nmt run -c cmn.yaml --upto encode` elsewhere, and bring data/cmn along (or name its copy with --data).
+# `nmt encode -c cmn.yaml` elsewhere, and bring data/cmn along (or name its copy with --data).
 # PARTS="speed decode" runs these alone. Ends with 1 if something is not as it must be.
 set -u
 cd "$(dirname "$0")/.." || exit 1

@@ -152,8 +152,8 @@ def bfloat16(report: Report, at: Setting) -> None:
 def resume(report: Report, at: Setting) -> None:
     """Eight steps at once, twice, and eight with a stop in the middle; then so that every kernel is deterministic."""
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # Without it cuBLAS refuses to be deterministic.
-    vocab, size = (300, 400) if at.tiny else (8000, 3000)
-    data = synthetic(size // 8, vocab)
+    vocab, size = (300, 240) if at.tiny else (8000, 3000)
+    data = synthetic(size // 8, vocab, mean=8 if at.tiny else 25)
     sizes = (f"optim.batch_tokens={size}", f"train.device_tokens={size // 3}")
     config = recipe("base.yaml", *sizes, "optim.warmup_steps=4", "optim.lr_factor=0.2", tiny=at.tiny)
     updates = list(islice(cycle(updates_of(data, config)), 8))

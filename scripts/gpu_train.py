@@ -22,7 +22,7 @@ from nmt.translation import Translator
 def train(report: Report, at: Setting) -> None:
     """Recipe cmn for as many steps as the time allows: training, validation, choice of the final model, BLEU."""
     config = recipe(
-        "cmn.yaml", *(("bpe.vocab_size=340", "train.validate_sentences=3") if at.tiny else ()), tiny=at.tiny
+        "cmn.yaml", *(("bpe.vocab_size=300", "train.validate_sentences=3") if at.tiny else ()), tiny=at.tiny
     )
     found = brought(at.data, config.bpe.vocab_size)
     if found is None:

@@ -100,6 +100,7 @@ def test_translations_and_scores_are_of_the_test_set(walked: Path) -> None:
     [
         ("train.save_every=5", set()),
         ("clean.sources={mini: data/mini/raw/mini.txt}", set()),
+        ("clean.sources={dev: data/mini/raw/mini.txt}", set(STAGES)),
         ("eval.bootstrap=10", {"eval"}),
         ("translate.beam=1", {"translate", "eval"}),
         ("optim.max_steps=9", {"train", "translate", "eval"}),

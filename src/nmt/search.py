@@ -82,7 +82,8 @@ def beam_search(
     """
     limits, forced_BP = _prepare(limit_B, prefixes, device)
     limit_at_B = torch.tensor(limits, device=device)
-    largest_B = torch.tensor([penalty(limit + 1, alpha, length_penalty) for limit in limits], device=device)
+    # A millionth more, so that no rounding makes the bound lower than it is.
+    largest_B = torch.tensor([penalty(n + 1, alpha, length_penalty) * (1 + 1e-6) for n in limits], device=device)
     results: list[list[Hypothesis]] = [[] for _ in limits]
     places = list(range(len(limits)))  # in `limit_B`, of the sentences that are still searched
     live, done = _Pool.empty(len(limits), beam, device), _Pool.empty(len(limits), n_best, device)
@@ -151,7 +152,7 @@ def sample(
     """
     limits, _ = _prepare(limit_B, prefixes, device)
     # All of a sentence's numbers at once, so that the loop asks no generator.
-    chances = [torch.rand(n + 1, generator=own, dtype=torch.float64) for n, own in zip(limits, generators, strict=True)]
+    chances = [torch.rand(limit + 1, generator=own) for limit, own in zip(limits, generators, strict=True)]
     chance_BT = pad_sequence(chances, batch_first=True).to(device) if chances else torch.empty(0, 0)
 
     def choose(logp_BV: Tensor, step: int, place_B: Tensor) -> Tensor:
@@ -166,12 +167,12 @@ def draw(logp_BV: Tensor, chance_B: Tensor, temperature: float, top_k: int, top_
     The distribution is p^(1/temperature); of that the `top_k` likeliest tokens (0: all); of those the fewest that
     together have a share of `top_p`.
     """
-    value_BV, token_BV = (logp_BV.double() / temperature).sort(dim=1, descending=True, stable=True)
+    value_BV, token_BV = (logp_BV / temperature).sort(dim=1, descending=True, stable=True)
     share_BV = value_BV[:, : top_k or None].softmax(1)
     share_BV = _only(share_BV.cumsum(1) - share_BV < top_p, share_BV, 0.0)
     sum_BV = share_BV.cumsum(1)
     # right=True: a token without a share is never drawn. Rounding may reach beyond the last one that has a share.
-    place_B1 = torch.searchsorted(sum_BV, (chance_B * sum_BV[:, -1]).unsqueeze(1), right=True)
+    place_B1 = torch.searchsorted(sum_BV, (chance_B.to(sum_BV) * sum_BV[:, -1]).unsqueeze(1), right=True)
     return token_BV.gather(1, place_B1.minimum((share_BV > 0).sum(1, keepdim=True) - 1)).squeeze(1)
 
 
@@ -188,14 +189,14 @@ def _follow(
     place_B = torch.arange(len(limits), device=device)
     last_B = torch.full_like(place_B, BOS)
     tokens_BT = torch.full((len(limits), max(limits, default=0) + 1), PAD, device=device)
-    logp_B = torch.zeros(len(limits), dtype=torch.float64, device=device)
+    logp_B = torch.zeros(len(limits), device=device)
     step = 0
     while len(place_B):
         logp_BV = _next_logp(decoder.step(last_B), step, forced_BP[place_B])
-        last_B = choose(logp_BV, step, place_B)
+        last_B, logp_B = choose(logp_BV, step, place_B), logp_B.to(logp_BV.dtype)
         fits_B = (last_B == EOS) | (limit_at_B[place_B] > step)
         tokens_BT[place_B, step] = last_B.where(fits_B, PAD)
-        logp_B[place_B] += logp_BV.gather(1, last_B.unsqueeze(1)).squeeze(1).double().where(fits_B, 0.0)
+        logp_B[place_B] += logp_BV.gather(1, last_B.unsqueeze(1)).squeeze(1).where(fits_B, 0.0)
         going_B = ((last_B != EOS) & fits_B).nonzero().squeeze(1)
         if 0 < len(going_B) < len(place_B):
             decoder.select(going_B)
@@ -215,6 +216,7 @@ class _Pool(NamedTuple):
 
     @staticmethod
     def empty(sentences: int, places: int, device: torch.device | str) -> "_Pool":
+        """No hypotheses yet; scores and log-probabilities are one tensor, as they are while hypotheses live."""
         nothing_BX = torch.full((sentences, places), -math.inf, device=device)
         tokens_BXT = torch.empty(sentences, places, 0, dtype=torch.long, device=device)
         return _Pool(tokens_BXT, nothing_BX, nothing_BX)
@@ -271,8 +273,7 @@ def _prepare(limit_B: Sequence[int], prefixes: Prefixes, device: torch.device | 
 
 def _next_logp(logits_RV: Tensor, step: int, forced_RP: Tensor) -> Tensor:
     """Log-probability of each next token by the model; -inf for what may not follow."""
-    kind = logits_RV.dtype if logits_RV.dtype == torch.float64 else torch.float32
-    model_RV = torch.log_softmax(logits_RV, dim=1, dtype=kind)
+    model_RV = torch.log_softmax(logits_RV, dim=1, dtype=torch.promote_types(logits_RV.dtype, torch.float32))
     logp_RV = model_RV.clone() if step < forced_RP.shape[1] else model_RV
     for token in (PAD, UNK, BOS, EOS) if step == 0 else (PAD, UNK, BOS):  # an input that is not empty gives a token
         logp_RV[:, token] = -math.inf
@@ -312,6 +313,7 @@ def _places_of_largest(value_BX: Tensor, count: int) -> Tensor:
     topk leaves open which of equal values it takes (bfloat16 has many), so it only gives the least value that stays.
     """
     X = value_BX.shape[1]
+    value_BX = value_BX.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)  # NaN equals not even itself
     least_B1 = value_BX.topk(count, dim=1).values[:, -1:]
     above_BX, equal_BX = value_BX > least_B1, value_BX == least_B1
     room_B1 = count - above_BX.sum(1, keepdim=True)

@@ -33,14 +33,15 @@ def street(
     from nmt.corpus import find_sources
 
     corpus, run = DATA / config.data.corpus, run_folder(config, name)
-    src, tgt, languages = config.data.src, config.data.tgt, config.clean.columns
-    direction = {"src": src, "tgt": tgt}
+    languages, direction = config.clean.columns, {"src": config.data.src, "tgt": config.data.tgt}
+    src, tgt = direction.values()
     sources: dict[str, tuple[str | Path, ...]] = {
-        **find_sources(corpus, config.clean),
+        **{f"source {source}": files for source, files in find_sources(corpus, config.clean).items()},
         "dev": config.clean.dev,
         "test": config.clean.test,
     }
-    text = [f"{split}.{lang}" for split in ("train", "dev", "test") for lang in languages]
+    train_text, dev_text, test_text = ([f"{split}.{lang}" for lang in languages] for split in ("train", "dev", "test"))
+    here = partial(train_here, device=device)
     models = ["joint.model"] if config.bpe.joint else [f"{lang}.model" for lang in languages]
 
     with remembered_hashes(DATA / ".hashes.json") as content_hash:
@@ -57,38 +58,28 @@ def street(
         )
         bpe = data_stage(
             "bpe",
-            reads=_files(clean, text) | {f"model/{i}": Path(path) for i, path in enumerate(config.bpe.model, 1)},
+            reads=_files(clean, train_text + dev_text)
+            | {f"model/{i}": Path(path) for i, path in enumerate(config.bpe.model, 1)},
             settings={"languages": list(languages), "bpe": _without(to_dict(config.bpe), "dropout", "model")},
             action=partial(_bpe, config, clean.writes),
         )
         encode = data_stage(
             "encode",
-            reads=_files(clean, text) | _files(bpe, models),
+            reads=_files(clean, train_text + dev_text + test_text) | _files(bpe, models),
             settings={"languages": list(languages), "encode": to_dict(config.encode)},
             action=partial(_encode, config, clean.writes, bpe.writes),
         )
         # With BPE-dropout the training text is encoded afresh in each epoch, so the text is read as well.
         dropout = config.bpe.dropout
+        trained_text = ["normalisation.json", *dev_text, *(train_text if dropout else [])]
         train = make(
             "train",
-            reads={"encode": encode.writes}
-            | _files(bpe, models)
-            | _files(
-                clean,
-                [
-                    "normalisation.json",
-                    f"dev.{src}",
-                    f"dev.{tgt}",
-                    *((f"train.{src}", f"train.{tgt}") if dropout else ()),
-                ],
-            ),
+            reads={"encode": encode.writes} | _files(bpe, models) | _files(clean, trained_text),
             settings={"data": direction, "bpe": {"dropout": dropout}}
             | {"model": to_dict(config.model), "optim": to_dict(config.optim)},
             writes=run,
             result="final",
-            action=partial(
-                _train, config, clean.writes, bpe.writes, encode.writes, trainer or partial(train_here, device=device)
-            ),
+            action=partial(_train, config, clean.writes, bpe.writes, encode.writes, trainer or here),
         )
         translate = make(
             "translate",
@@ -97,7 +88,7 @@ def street(
             writes=run / "translate",
             action=partial(_translate, config, run, clean.writes, device),
         )
-        evaluated = [f"test.{src}", f"test.{tgt}", f"test.refs.{tgt}", f"train.{src}", f"train.{tgt}"]
+        evaluated = [*train_text, *test_text, f"test.refs.{tgt}"]
         evaluated += ["test.attribution"] if (clean.writes / "test.attribution").is_file() else []
         evaluate = make(
             "eval",

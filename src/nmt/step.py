@@ -65,10 +65,11 @@ class Trainer:
         torch.manual_seed(config.optim.seed)
         model = Transformer(config.model, vocab_sizes[1], None if config.bpe.joint else vocab_sizes[0])
         model.to(world.device)
-        training_model: nn.Module = TrainingModel(model, config.optim.label_smoothing)
+        training_model = TrainingModel(model, config.optim.label_smoothing)
         optimizer = build_optimizer(model, config.optim)
         if config.train.compile:
-            training_model = cast(nn.Module, torch.compile(training_model, dynamic=True))
+            # Not the loss: its loop over chunks would be unrolled, and compiled again for each number of chunks.
+            model.compile(dynamic=True)
         return Trainer(config, world, model, parallelize(training_model, world), optimizer)
 
     def precision(self) -> contextlib.AbstractContextManager[Any]:

@@ -352,7 +352,7 @@ class Translator:
         real_BT = out_BT != PAD
         hidden_ND, token_N = self.model(src_BS, in_BT)[real_BT], out_BT[real_BT]
         logp_N = torch.cat([
-            torch.log_softmax(self.model.logits(hidden).double(), dim=1).gather(1, token[:, None]).squeeze(1)
+            torch.log_softmax(self.model.logits(hidden), dim=1).gather(1, token[:, None]).squeeze(1)
             for hidden, token in zip(torch.split(hidden_ND, 256), torch.split(token_N, 256), strict=True)
         ])  # fmt: skip
         return torch.zeros_like(out_BT, dtype=logp_N.dtype).masked_scatter(real_BT, logp_N).sum(1)

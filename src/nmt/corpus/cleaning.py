@@ -141,10 +141,10 @@ def clean_chunk(chunk: Chunk, settings: CleanConfig, normaliser: Normaliser, nam
         sides = ("", "")
         if not reason:
             sides = (normaliser(row.left, one), normaliser(row.right, two))
-            mended = mend(*sides)
-            if mended != sides:
-                counts["mended"] += 1
+            before = sides
+            while (mended := mend(*sides)) != sides:  # Each turn makes the row shorter.
                 sides = (normaliser(mended[0], one), normaliser(mended[1], two))
+            counts["mended"] += sides != before
             reason = first_objection(Pair(sides, han, (row.left, row.right)), settings)
         if reason:
             counts[f"dropped {reason}"] += 1

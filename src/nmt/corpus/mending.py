@@ -5,6 +5,9 @@ from collections import Counter
 
 Sides = tuple[str, str]
 
+LONGEST = 20_000
+"""Characters of a side above which it is left alone: no sentence, and the rules drop it."""
+
 _NOTE = re.compile("[（(](?:注|译注|译者注|編注|编注|譯注|譯者注)[：:][^（）()]*[）)]")
 _NOTE_ON_OTHER_SIDE = re.compile(r"\((?:note|translator|ed)\b|（注|（译|（譯", re.IGNORECASE)
 _STAGE = re.compile(
@@ -18,6 +21,8 @@ _HAN_ACCELERATOR = re.compile(r"[（(]([_&])([A-Za-z0-9])[）)]")
 
 def mend(left: str, right: str) -> Sides:
     """Both sides without one-sided notes, stage directions, equal paired tags and keyboard accelerators."""
+    if max(len(left), len(right)) > LONGEST:
+        return left, right
     if "（" in left or "(" in left or "（" in right or "(" in right:
         left, right = _without_notes(left, right), _without_notes(right, left)
         left, right = _STAGE.sub("", left), _STAGE.sub("", right)
@@ -34,7 +39,8 @@ def _without_notes(text: str, other: str) -> str:
 def _without_accelerators(left: str, right: str) -> Sides:
     """`?verb:_View` and `查看(_V)` as `View` and `查看`, whichever side is which."""
     for han, other, swapped in ((right, left, False), (left, right, True)):
-        found = _HAN_ACCELERATOR.search(han)
+        every = list(_HAN_ACCELERATOR.finditer(han))
+        found = every[0] if len(every) == 1 else None
         if found and re.search(re.escape(found[1]) + found[2], other, re.IGNORECASE):
             han = _HAN_ACCELERATOR.sub("", han, count=1)
             other = re.sub(f"{re.escape(found[1])}(?={found[2]})", "", _CONTEXT.sub("", other), count=1, flags=re.I)

@@ -78,7 +78,8 @@ def _sets(report: Mapping[str, Any]) -> Iterable[str]:
     yield "sets        " + ", ".join(f"{name} {count:,}" for name, count in sets.items())
     if split:
         yield (
-            f"            {split['groups']:,} groups of pairs share a sentence (largest {split['largest_group']}); "
+            f"            drawn from {split['groups']:,} groups of pairs that share a sentence (largest "
+            f"{split['largest_group']}); "
             f"{report['further_references']:,} rows more of the held-out groups are set aside as references"
         )
         shares = ", ".join(f"{100 * share:.1f} % {lang}" for lang, share in split["random_leak"].items())

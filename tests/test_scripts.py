@@ -1,0 +1,218 @@
+"""The scripts: the check of a GPU runs on a CPU, and the batch job queues itself again when it should."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from nmt.text import write_lines
+
+SCRIPTS = Path(__file__).parent.parent / "scripts"
+SHELL = sorted([*SCRIPTS.glob("*.sh"), *SCRIPTS.glob("*.sbatch")])
+
+
+@pytest.fixture(scope="module")
+def check_gpu():
+    """The main function of scripts/check_gpu.py."""
+    sys.path.insert(0, str(SCRIPTS))
+    import check_gpu
+
+    yield check_gpu.main
+    sys.path.remove(str(SCRIPTS))
+
+
+def results(out: Path) -> list[dict]:
+    return [json.loads(line) for line in (out / "results.jsonl").read_text(encoding="utf-8").split("\n") if line]
+
+
+# ── shell ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("script", SHELL, ids=lambda path: path.name)
+def test_every_shell_script_parses_and_stops_at_an_unset_variable(script):
+    assert subprocess.run(["bash", "-n", script], capture_output=True, text=True, check=True).stderr == ""
+    options = [line for line in script.read_text(encoding="utf-8").split("\n") if line.startswith("set -")]
+    assert "u" in "".join(options)
+
+
+# ── the check of a GPU, on a CPU ────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "part", ["correct", "bfloat16", pytest.param("speed", marks=pytest.mark.slow), "decode", "resume"]
+)
+def test_a_part_of_the_gpu_check_finds_nothing_wrong_on_a_cpu(check_gpu, part, tmp_path):
+    assert check_gpu([part, "--device", "cpu", "--tiny", "--seconds", "60", "--out", str(tmp_path)]) == 0
+    rows = results(tmp_path)
+    assert {row["part"] for row in rows} == {part}
+    assert not [row for row in rows if row["ok"] is False]
+    assert rows[-1]["what"] == "done"
+    table = (tmp_path / "results.md").read_text(encoding="utf-8").split("\n")
+    assert len(table) == 2 + len(rows) + 1
+    assert {line.count("|") for line in table[:-1]} == {5}
+
+
+def test_a_difference_between_devices_is_found(check_gpu, tmp_path, monkeypatch):
+    import gpu_correct
+    from gpu_report import Report, Setting
+
+    honest = gpu_correct.label_smoothed_loss
+    monkeypatch.setattr(gpu_correct, "label_smoothed_loss", lambda h, w, t, s: honest(h, w, t, s * 1.01))
+    at = Setting(torch.device("cpu"), True, 60, time.perf_counter(), tmp_path, tmp_path)
+    gpu_correct.loss_is_cross_entropy(Report(tmp_path, "correct"), at)
+    assert [row["ok"] for row in results(tmp_path)] == [False] * 3
+
+
+def test_training_is_skipped_with_a_reason_where_no_data_were_brought(check_gpu, tmp_path):
+    assert check_gpu(["train", "--device", "cpu", "--tiny", "--data", str(tmp_path), "--out", str(tmp_path)]) == 0
+    skipped = results(tmp_path)[0]
+    assert skipped["what"] == "skipped"
+    assert "nmt encode -c cmn.yaml" in skipped["value"]
+
+
+@pytest.fixture(scope="module")
+def brought(tmp_path_factory) -> Path:
+    """What `nmt encode` makes of a small corpus with the settings of the tiny training."""
+    rng = np.random.default_rng(0)
+    words, signs = ["red", "green", "book", "cup", "three", "and", "tea", "my"], "红绿书杯三和茶我"
+    rows = [rng.integers(0, 8, rng.integers(1, 9)) for _ in range(400)]
+    home = tmp_path_factory.mktemp("brought")
+    raw = home / "data" / "cmn" / "raw"
+    raw.mkdir(parents=True)
+    write_lines(raw / "cmn.txt", [f"{' '.join(words[i] for i in r)}\t{''.join(signs[i] for i in r)}" for r in rows])
+    changes = ("bpe.vocab_size=300", "clean.dev_size=9", "clean.test_size=9")
+    command = [sys.executable, "-m", "nmt", "-q", "encode", "-c", "cmn.yaml"]
+    command += [word for change in changes for word in ("--set", change)]
+    subprocess.run(command, cwd=home, check=True, stdout=subprocess.DEVNULL)
+    return home / "data" / "cmn"
+
+
+def test_a_tiny_training_on_brought_data_ends_in_a_bleu_score(check_gpu, brought, tmp_path):
+    assert check_gpu(["train", "--device", "cpu", "--tiny", "--data", str(brought), "--out", str(tmp_path)]) == 0
+    score = next(row for row in results(tmp_path) if row["what"] == "test BLEU")
+    assert 0 <= score["value"] <= 100
+    assert "tok:zh" in score["unit"]
+    assert (tmp_path / "train-metrics.jsonl").exists()
+
+
+def test_only_data_that_belong_together_are_taken(check_gpu, brought, tmp_path):
+    from gpu_train import brought as find
+
+    home = shutil.copytree(brought, tmp_path / "cmn")
+    clean, bpe, encode = find(home, 300)
+    assert (clean.name[:5], bpe.name[:3], encode.name[:6]) == ("clean", "bpe", "encode")
+    assert find(home, 301) is None
+    with (clean / "train.en").open("ab") as stream:
+        stream.write(b"one more line\n")
+    assert find(home, 300) is None
+
+
+def test_the_shell_runs_the_named_parts_and_tells_of_a_failure(tmp_path):
+    fake = tmp_path / "python"
+    fake.write_text('#!/bin/sh\necho "$2 $*" >>"$OUT/results.md"\n[ "$2" != speed ]\n')
+    fake.chmod(0o755)
+    environment = os.environ | {"PYTHON": str(fake), "OUT": str(tmp_path / "out"), "PARTS": "correct speed decode"}
+    script = [SCRIPTS / "check_gpu.sh", "--device", "cpu"]
+    ran = subprocess.run(script, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 1
+    assert [line.split()[0] for line in ran.stdout.split("\n") if line] == ["correct", "speed", "decode"]
+    assert ran.stderr.startswith("speed: exit code 1")
+    assert "--device cpu" in ran.stdout
+
+
+def test_all_parts_together_stay_under_eight_minutes():
+    shell = (SCRIPTS / "check_gpu.sh").read_text(encoding="utf-8")
+    limits = dict(item.strip("[]").split("]=") for item in shell.split("limit=(")[1].split(")")[0].split())
+    assert sum(map(int, limits.values())) < 480
+    named = shell.split("${PARTS:-")[1].split("}")[0].split()
+    assert sorted(named) == sorted(limits)
+
+
+# ── the batch job ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def queue(tmp_path) -> Path:
+    """A folder to run the job in, with commands that only note how they were called."""
+    (tmp_path / "bin").mkdir()
+    bodies = {
+        "nmt": "",
+        "torchrun": "",
+        "srun": 'mkdir -p runs/big; [ -z "$STATE" ] || echo "{\\"state\\": \\"$STATE\\"}" >runs/big/status.json\n'
+        'trap "exit 143" TERM\n[ -z "$LASTS" ] || { sleep "$LASTS" & wait $!; }',
+        "scontrol": '[ "$1" != show ] || printf "node7\\nnode8\\n"',
+    }
+    for name, body in bodies.items():
+        command = tmp_path / "bin" / name
+        command.write_text(f'#!/bin/bash\necho "{name} $*" >>calls\n{body}\n')
+        command.chmod(0o755)
+    return tmp_path
+
+
+def job(folder: Path, **environment: str) -> subprocess.Popen:
+    defaults = {"SLURM_JOB_ID": "41", "SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "node[7-8]", "STATE": "", "LASTS": ""}
+    path = f"{folder / 'bin'}:{os.environ['PATH']}"
+    words = ["bash", str(SCRIPTS / "train_slurm.sbatch"), "big.yaml", "big", "--set", "optim.seed=2"]
+    return subprocess.Popen(words, cwd=folder, env=os.environ | defaults | environment | {"PATH": path})
+
+
+def calls(folder: Path) -> list[str]:
+    return (folder / "calls").read_text().split("\n")[:-1]
+
+
+def test_a_finished_training_is_scored_and_not_queued_again(queue):
+    assert job(queue, STATE="finished").wait(20) == 0
+    assert calls(queue) == [
+        "nmt run -c big.yaml --name big --set optim.seed=2 --upto encode",
+        "scontrol show hostnames node[7-8]",
+        "srun torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-id 41 --rdzv-endpoint node7:20041 "
+        "-m nmt train -c big.yaml --name big --set optim.seed=2",
+        "nmt run -c big.yaml --name big --set optim.seed=2",
+    ]
+
+
+@pytest.mark.parametrize("state", ["failed", ""])
+def test_a_training_that_failed_or_never_began_is_not_queued_again(queue, state):
+    assert job(queue, STATE=state).wait(20) == 1
+    assert calls(queue)[-1].startswith("srun")
+
+
+def test_a_training_that_died_without_a_word_is_queued_again(queue):
+    assert job(queue, STATE="running").wait(20) == 0
+    assert calls(queue)[-1] == "scontrol requeue 41"
+
+
+def test_a_training_that_is_always_running_is_not_queued_for_ever(queue):
+    assert job(queue, STATE="running", SLURM_RESTART_COUNT="50").wait(20) == 1
+    assert calls(queue)[-1].startswith("srun")
+
+
+def test_a_training_that_the_time_limit_ends_is_queued_again(queue):
+    started = time.monotonic()
+    ran = job(queue, STATE="failed", LASTS="60")
+    while not (queue / "runs" / "big" / "status.json").exists():
+        assert time.monotonic() - started < 20
+        time.sleep(0.05)
+    ran.send_signal(signal.SIGUSR1)
+    assert ran.wait(20) == 0
+    assert calls(queue)[-1] == "scontrol requeue 41"
+    assert time.monotonic() - started < 50
+
+
+def test_one_machine_makes_the_data_trains_and_scores(queue):
+    path = f"{queue / 'bin'}:{os.environ['PATH']}"
+    words = ["bash", str(SCRIPTS / "train_8_gpus.sh"), "base.yaml", "--name", "x"]
+    subprocess.run(words, cwd=queue, env=os.environ | {"PATH": path, "GPUS": "4"}, check=True)
+    assert calls(queue) == [
+        "nmt run -c base.yaml --name x --upto encode",
+        "torchrun --standalone --nproc-per-node 4 -m nmt train -c base.yaml --name x",
+        "nmt run -c base.yaml --name x",
+    ]
