@@ -11,6 +11,7 @@ set -u
 cd "$(dirname "$0")/.." || exit 1
 export PYTHONPATH="src${PYTHONPATH:+:$PYTHONPATH}" OUT="${OUT:-gpu-results}" PYTHONUNBUFFERED=1
 mkdir -p "$OUT" || exit 1
+rm -f "$OUT"/results.jsonl "$OUT"/results.md "$OUT"/log.txt
 
 # Seconds for each part, in the order of their worth; together under 8 minutes.
 declare -A limit=([correct]=45 [bfloat16]=30 [speed]=80 [decode]=50 [resume]=30 [train]=125 [compiled]=90)

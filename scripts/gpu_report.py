@@ -37,7 +37,8 @@ class Report:
         table = self.out / "results.md"
         head = "" if table.exists() else "| part | what | value | ok |\n| --- | --- | ---: | --- |\n"
         shown = str(value) if isinstance(value, str) else f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
-        line = f"| {self.part} | {what} | {shown} {unit} | {'' if ok is None else 'yes' if ok else '**NO**'} |\n"
+        cells = (self.part, what, f"{shown} {unit}", "" if ok is None else "yes" if ok else "**NO**")
+        line = f"| {' | '.join(cell.strip().replace('|', chr(92) + '|') for cell in cells)} |\n"
         with table.open("a", encoding="utf-8") as stream:
             stream.write(head + line)
         print(line, end="", flush=True)
@@ -57,7 +58,7 @@ class Report:
 
 def explained(error: Exception) -> str:
     """The kind and the beginning of an error on one line that fits into a table."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300].replace("|", "/")
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
 @dataclass(frozen=True)

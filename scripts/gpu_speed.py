@@ -73,7 +73,7 @@ def loss_chunks(report: Report, at: Setting) -> None:
 
 
 def trainer_of(at: Setting, name: str, device_tokens: int, *, compiled: bool) -> tuple[Trainer, ParallelDataset]:
-    """A recipe with the paper's update of 25,000 tokens, or one micro-batch where that is more, in bfloat16."""
+    """A recipe in bfloat16 with the update of the paper, 25,000 tokens, and data to go with it."""
     vocab = 300 if at.tiny else PAPER_VOCAB
     config = recipe(
         f"{name}.yaml",

@@ -50,7 +50,7 @@ def train(report: Report, at: Setting) -> None:
         config = replace(
             config,
             optim=replace(config.optim, max_steps=steps, warmup_steps=min(config.optim.warmup_steps, steps // 4)),
-            train=replace(config.train, validate_every=-(-steps // 4), save_every=max(1, steps // 20)),
+            train=replace(config.train, validate_every=-(-steps // 4), save_every=max(1, steps // 12)),
         )
         begun = time.perf_counter()
         try:

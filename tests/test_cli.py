@@ -193,12 +193,11 @@ def test_completion_is_offered(tmp_path: Path) -> None:
 
 
 def shell_lines(page: Path) -> list[str]:
-    """Every command in the code blocks of a page, without comments, prompts and what is piped into or out of it."""
-    blocks = re.findall(
-        r"^```(?:bash|sh|shell|console)?\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.M
-    )
-    lines = [line.removeprefix("$ ").split(" #")[0].strip() for block in blocks for line in block.split("\n")]
-    return [line for line in lines if re.match(r"(nmt|torchrun|make|\S+ \| nmt)\b", line)]
+    """Every command of ours in the code blocks of a page, without comments."""
+    blocks = re.findall(r"^```(?:bash|sh|shell)\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    lines = "".join(blocks).replace("\\\n", " ").split("\n")
+    commands = [re.sub(r"\s+#\s.*", "", line).strip() for line in lines]
+    return [line for line in commands if re.search(r"(^|[|&] *)(nmt|torchrun|make)\b", line)]
 
 
 def parse(words: list[str]) -> Any:
@@ -210,19 +209,22 @@ def parse(words: list[str]) -> Any:
     return command.make_context("nmt", words)
 
 
-@pytest.mark.parametrize("page", ["README.md", "README.zh.md"])
-def test_the_commands_of_the_readme_exist(page: str) -> None:
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
-    found = shell_lines(ROOT / page)
-    assert found
-    for line in found:
+PAGES = [ROOT / "README.md", ROOT / "README.zh.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_commands_of_a_page_exist(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    for line in shell_lines(page):
         for part in re.split(r"\||&&|<|>", line):
             words = shlex.split(part)
-            if not words:
-                continue
-            if words[0] == "make":
+            if words and words[0] == "make":
                 assert set(words[1:]) <= targets, line
-            elif words[0] == "torchrun":
+            elif words and words[0] == "torchrun":
                 parse(words[words.index("nmt") + 1 :])
-            elif words[0] == "nmt" and words[1] not in ("--version", "--help"):
+            elif words and words[0] == "nmt" and words[1] not in ("--version", "--help"):
                 parse(words[1:])
+
+
+def test_both_readmes_have_the_same_commands() -> None:
+    assert shell_lines(ROOT / "README.md") == shell_lines(ROOT / "README.zh.md") != []

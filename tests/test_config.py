@@ -221,6 +221,15 @@ def test_what_show_prints_is_a_file_with_the_same_settings(write: Write) -> None
     assert "[--set]\n  layers: 2" in text
 
 
+def test_a_change_goes_on_top_of_settings_that_are_loaded() -> None:
+    found = config.change(load(None, ["model.layers=2", "optim.seed=7"]), ["model.layers=3", "translate.beam=1"])
+    assert (found.model.layers, found.optim.seed, found.translate.beam) == (3, 7, 1)
+    with pytest.raises(ConfigError, match=r"did you mean translate\.beam\?"):
+        config.change(found, ["translate.beem=2"])
+    with pytest.raises(ConfigError, match=r"expected section\.key=value"):
+        config.change(found, ["beam"])
+
+
 def test_every_setting_has_a_sentence() -> None:
     for section, kind in config.SECTIONS.items():
         told = config.sentences(kind)

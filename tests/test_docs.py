@@ -114,9 +114,7 @@ def check(words: list[str]) -> None:
 def check_nmt(words: list[str]) -> None:
     """Let the command line's own parser read the words, and load the settings that they name."""
     words = [word for word in _general_first(words) if word not in ("-q", "--debug")]
-    if "--help" in words or words == ["--version"]:
-        words = [word for word in words if word not in ("--help", "--version")]
-        assert not words or words[0] in typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    if words == ["--help"]:
         return
     command: Any = typer.main.get_command(app)
     while hasattr(command, "commands"):
@@ -194,31 +192,28 @@ def test_both_readmes_have_the_same_commands_files_and_numbers() -> None:
 
 
 def tree(page: str) -> list[str]:
-    """The names in the annotated tree of a page."""
+    """The files and folders in the annotated tree of a page."""
     text = next(block.text for block in blocks(page) if "├── " in block.text)
-    lines = [re.sub(r"^[│├└─ ]+", "", line) for line in text.split("\n")]
-    return [name for line in lines for name in re.findall(r"[\w./-]+\.\w+(?=\s|$)|[\w/]+/(?=\s|$)", line.split("  ")[0])
-            or re.findall(r"\w+\.py", line)]  # fmt: skip
+    folders = re.findall(r"^[│├└─ ]+([\w/]+/)(?=\s|$)", text, re.M)
+    return folders + re.findall(r"[\w-]+\.(?:py|yaml)\b", text)
 
 
 def test_the_annotated_tree_has_every_module_and_recipe_and_nothing_else() -> None:
-    named = set(tree("README.md"))
     modules = {path.name for path in (ROOT / "src/nmt").glob("*.py") if not path.name.startswith("__")}
     packages = {f"{path.parent.name}/" for path in (ROOT / "src/nmt").glob("*/__init__.py")}
     recipes = {path.name for path in (ROOT / "configs").glob("*.yaml")}
     folders = {"configs/", "data/", "runs/", "docs/", "scripts/", "tests/", "src/nmt/"}
-    text = next(block.text for block in blocks("README.md") if "├── " in block.text)
-    named |= {name for name in modules if re.search(rf"\b{re.escape(name)}", text)}
-    assert named == modules | packages | recipes | folders
+    assert set(tree("README.md")) == modules | packages | recipes | folders
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_setting_that_a_page_names_exists(page: str) -> None:
-    for span in spans(page):
-        found = re.fullmatch(r"([a-z]+)\.([a-z_]+)(=.*)?", span)
-        if found and found[1] in SECTIONS and found[2] not in (*FILE_ENDINGS, "safetensors", "en", "zh"):
-            known = {field.name for field in dataclasses.fields(SECTIONS[found[1]])}
-            assert found[2] in known, f"{page}: {span}"
+    named = re.compile(rf"(?<![\w./-])({'|'.join(SECTIONS)})\.([a-z_]+)(?![\w./-])")
+    # An example of an error message may name what isn't there.
+    told = " ".join(span for span in spans(page) if "did you mean" not in span)
+    for section, key in named.findall(told):
+        if key not in (*FILE_ENDINGS, "safetensors", "en", "zh"):
+            assert key in {field.name for field in dataclasses.fields(SECTIONS[section])}, f"{page}: {section}.{key}"
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -269,9 +264,8 @@ def test_every_python_snippet_compiles_and_uses_what_there_is(page: str) -> None
             if isinstance(node, ast.ImportFrom) and node.module:
                 module = importlib.import_module(node.module)
                 assert all(hasattr(module, alias.name) for alias in node.names), f"{page}: {ast.unparse(node)}"
-            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-                if node.value.id in ("translator", "Translator"):
-                    assert hasattr(Translator, node.attr), f"{page}: {ast.unparse(node)}"
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("translator", "Translator"):
+                assert hasattr(Translator, node.attr), f"{page}: {ast.unparse(node)}"
 
 
 def test_the_snippets_of_the_style_page_stand_in_the_code() -> None:
@@ -281,9 +275,8 @@ def test_the_snippets_of_the_style_page_stand_in_the_code() -> None:
         where, *lines = snippet.rstrip("\n").split("\n")
         code = read(where.removeprefix("# ")).split("\n")
         spots = [at for at, line in enumerate(code) if line == lines[0]]
-        runs = [itertools.takewhile(lambda pair: pair[0] == pair[1], zip(lines, code[at:], strict=False))
-                for at in spots]  # fmt: skip
-        longest = max((sum(1 for _ in run) for run in runs), default=0)
+        equal = [[one == other for one, other in zip(lines, code[at:], strict=False)] for at in spots]
+        longest = max((sum(itertools.takewhile(bool, row)) for row in equal), default=0)
         assert longest == len(lines), f"{where}: {lines[longest]!r} is not what the code has"
 
 

@@ -181,6 +181,23 @@ def test_run_stops_after_the_wanted_stage_and_refuses_an_unknown_one(street: Str
         run(street, "counts")
 
 
+def test_a_walk_that_begins_later_does_not_make_what_comes_before(street: Street) -> None:
+    with pytest.raises(DataError, match="count: waits for upper"):
+        run(street, since="count")
+    run(street, "count")
+    run(street, since="report")
+    assert street.acted == ["upper", "count", "report"]
+
+
+def test_a_stage_waits_for_the_nearest_stage_that_is_not_fresh(street: Street) -> None:
+    run(street)
+    (street()[1].writes / "text").write_text("changed by hand")
+    assert [str(state).split(" ", 1)[1] for state in status(street())[1:]] == [
+        f"stale, {street()[1].writes / 'text'} is not as it was made",
+        "waits for count",
+    ]
+
+
 def test_the_fingerprint_does_not_depend_on_where_the_files_lie(tmp_path: Path) -> None:
     prints = set()
     for name in ("a", "b"):

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -47,7 +48,8 @@ def test_every_shell_script_parses_and_stops_at_an_unset_variable(script):
 
 
 @pytest.mark.parametrize(
-    "part", ["correct", "bfloat16", pytest.param("speed", marks=pytest.mark.slow), "decode", "resume"]
+    "part",
+    ["correct", "bfloat16", "decode", *(pytest.param(part, marks=pytest.mark.slow) for part in ("speed", "resume"))],
 )
 def test_a_part_of_the_gpu_check_finds_nothing_wrong_on_a_cpu(check_gpu, part, tmp_path):
     assert check_gpu([part, "--device", "cpu", "--tiny", "--seconds", "60", "--out", str(tmp_path)]) == 0
@@ -95,7 +97,14 @@ def brought(tmp_path_factory) -> Path:
     return home / "data" / "cmn"
 
 
-def test_a_tiny_training_on_brought_data_ends_in_a_bleu_score(check_gpu, brought, tmp_path):
+def test_a_tiny_training_on_brought_data_needs_neither_opencc_nor_an_installed_nmt(
+    check_gpu, brought, tmp_path, monkeypatch
+):
+    def missing(package: str) -> str:
+        raise metadata.PackageNotFoundError(package)
+
+    monkeypatch.setitem(sys.modules, "opencc", None)
+    monkeypatch.setattr(metadata, "version", missing)
     assert check_gpu(["train", "--device", "cpu", "--tiny", "--data", str(brought), "--out", str(tmp_path)]) == 0
     score = next(row for row in results(tmp_path) if row["what"] == "test BLEU")
     assert 0 <= score["value"] <= 100

@@ -15,6 +15,7 @@ import pytest
 
 from nmt import config, pipeline, stages
 from nmt.text import read_lines
+from test_cli import shell_lines
 
 ROOT = Path(__file__).parent.parent
 TINY = """
@@ -179,6 +180,27 @@ def test_train_makes_what_is_missing_and_several_processes_share_it(tmp_path: Pa
     averaged = nmt(folder, "average", "runs/tiny.en-zh", "--last", "2")
     assert "average: step-00000008, step-00000012" in averaged.stderr
     nmt(folder, "translate", stdin="Hello.\n")
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_readme_work_as_typed(tmp_path: Path) -> None:
+    # Recipes of the same names, but tiny, stand before the real ones; a file stands for the network.
+    (tmp_path / "configs").mkdir()
+    for recipe in (ROOT / "configs").glob("*.yaml"):
+        (tmp_path / "configs" / recipe.name).write_text(TINY.replace("corpus: mini", "corpus: cmn"))
+    (tmp_path / "input.txt").write_text("Good morning!\nThe cat is here.\n")
+    lines = [line for line in shell_lines(ROOT / "README.md") if not line.startswith("make ")]
+    mini = ROOT / "data/mini/raw/mini.txt"
+    script = (
+        "\n".join(lines).replace("nmt fetch cmn", f"nmt fetch cmn --from {mini}").replace("per-node 8", "per-node 2")
+    )
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    subprocess.run(
+        ["bash", "-euxo", "pipefail", "-c", script], cwd=tmp_path, env=os.environ | {"PATH": path}, check=True
+    )
+    assert len(read_lines(tmp_path / "output.txt")) == 2
+    assert (tmp_path / "runs/cmn-small.en-zh/eval/scores.json").is_file()
+    assert (tmp_path / "runs/base.en-zh/final").is_dir()
 
 
 @pytest.mark.slow

@@ -120,6 +120,27 @@ def test_clipping_bounds_the_gradient_and_zero_leaves_it(paths):
     assert norm_after("0") == pytest.approx((before, before))
 
 
+@pytest.mark.parametrize("recipe", sorted(path.name for path in Path("configs").glob("*.yaml")))
+def test_the_first_update_of_every_recipe_runs(paths, recipe):
+    # Shrunk in size; compiling is tested once, below.
+    small = (
+        "train.compile=false",
+        "model.layers=1",
+        "model.d_model=16",
+        "model.d_ff=16",
+        "model.heads=2",
+        "optim.batch_tokens=100",
+    )
+    trainer = Trainer.build(load(recipe, small), ALONE, (340, 340))
+    before = {name: weight.clone() for name, weight in trainer.model.state_dict().items()}
+    data = open_dataset(paths.encode, "train", "en", "zh")
+    stats = train_step(trainer, data, np.arange(10), 1)
+    assert 0 < stats.loss.item() / stats.tgt_tokens < 2 * np.log(340)
+    assert stats.rate > 0
+    changed = [name for name, weight in trainer.model.state_dict().items() if not torch.equal(weight, before[name])]
+    assert "embedding.weight" in changed
+
+
 def interrupted(monkeypatch, config: Config, paths: TrainPaths, step: int) -> None:
     """Train until the process breaks at the beginning of `step`."""
     take_step = training.train_step
@@ -218,7 +239,18 @@ def test_fine_tuning_begins_with_the_weights_of_another_run(paths, tmp_path, mon
         train_model(config, at(paths, tmp_path / "third"), ALONE, init_from=tmp_path / "first")
 
 
-def test_bfloat16_and_a_compiled_model_train(paths, tmp_path):
+@pytest.mark.slow
+def test_a_compiled_model_takes_the_steps_of_a_plain_one(paths, tmp_path):
+    runs = []
+    for compiled in ("false", "true"):
+        config = settings("model.dropout=0", "optim.max_steps=3", "train.log_every=1", f"train.compile={compiled}")
+        train_model(config, at(paths, tmp_path / compiled), ALONE)
+        runs.append(losses(tmp_path / compiled))
+    assert runs[0] == pytest.approx(runs[1], abs=1e-4)
+    assert checkpoint.load_model(tmp_path / "true", config) is not None
+
+
+def test_a_training_in_bfloat16_keeps_float32_weights(paths, tmp_path):
     train_model(settings("optim.precision=bfloat16", "optim.max_steps=4"), at(paths, tmp_path / "bf16"), ALONE)
     loaded = weights(tmp_path / "bf16", 4)
     assert all(tensor.dtype == torch.float32 and tensor.isfinite().all() for tensor in loaded.values())

@@ -367,8 +367,8 @@ class CachedDecoder:
 
     def select(self, rows_R: Tensor) -> None:
         """Go on with these rows; a sentence's rows stay together, and it leaves when none of them is named."""
-        self.past = [past and (past[0][rows_R], past[1][rows_R]) for past in self.past]
+        self.past = [past and (past[0].index_select(0, rows_R), past[1].index_select(0, rows_R)) for past in self.past]
         sentences_B = rows_R[:: self.beam] // self.beam
         if len(sentences_B) != len(self.cross[0][0]):
-            self.cross = [(key[sentences_B], value[sentences_B]) for key, value in self.cross]
+            self.cross = [(k.index_select(0, sentences_B), v.index_select(0, sentences_B)) for k, v in self.cross]
             self.mask_B11S = None if self.mask_B11S is None else self.mask_B11S[sentences_B]
