@@ -61,7 +61,7 @@ def same_as_cpu(
     for model, device in ((there, at.device), (here, torch.device("cpu"))):
         moved = batch.to(device)
         hidden = model.model(moved.src, moved.tgt_in)
-        total, _ = model(moved.src, moved.tgt_in, moved.tgt_out)
+        total, _ = model(moved.src, moved.tgt_in, moved.tgt_out, moved.real)
         total.backward()
         results.append(([total], [hidden[moved.tgt_out != PAD]], [parameter.grad for parameter in model.parameters()]))
     for what, found, expected in zip(("loss", "hidden states", "gradients"), *results, strict=True):
@@ -130,7 +130,7 @@ def bfloat16(report: Report, at: Setting) -> None:
         trainer = Trainer.build(config, at.world, (vocab, vocab))
         batch = collate(*data.take(np.arange(len(data)))).to(at.device)
         with trainer.precision():
-            total, _ = trainer.parallel(batch.src, batch.tgt_in, batch.tgt_out)
+            total, _ = trainer.parallel(batch.src, batch.tgt_in, batch.tgt_out, batch.real)
         total.backward()
         results.append(([total], [parameter.grad for parameter in trainer.model.parameters()]))
     (loss32, grads32), (loss16, grads16) = results

@@ -12,7 +12,7 @@ from nmt.batching import collate
 from nmt.dataset import ParallelDataset
 from nmt.loss import label_smoothed_loss
 from nmt.model import Transformer
-from nmt.plan import training_flops
+from nmt.sizes import training_flops
 from nmt.step import Trainer, train_step
 
 PAPER_VOCAB = 37_000
@@ -58,15 +58,16 @@ def loss_chunks(report: Report, at: Setting) -> None:
     hidden, weight = (torch.randn(n, D, device=at.device, requires_grad=True) for n in (N, V))
     target = torch.randint(4, V, (N,), device=at.device)
     usual = loss.CHUNK
+    kind = at.device.type
 
     def work() -> None:
         with torch.autocast(at.device.type, dtype=torch.bfloat16):
             label_smoothed_loss(hidden, weight, target, 0.1)
 
     try:
-        for rows in dict.fromkeys((usual, 256, 1024, 4096, 16384)):
+        for rows in dict.fromkeys((usual[kind], 256, 1024, 4096, 16384)):
             with report.attempt(f"loss in chunks of {rows}"):
-                loss.CHUNK = rows
+                loss.CHUNK = {**usual, kind: rows}
                 report.add(f"loss of {N:,} tokens, chunks of {rows:,}", at.clock(work, 3) * 1e3, "ms")
     finally:
         loss.CHUNK = usual

@@ -94,6 +94,7 @@ def test_a_batch_shifts_the_target_and_pads_with_pad():
     assert batch.src.tolist() == [[7, 8, 9, EOS], [5, EOS, PAD, PAD]]
     assert batch.tgt_in.tolist() == [[BOS, 4, 5], [BOS, 6, PAD]]
     assert batch.tgt_out.tolist() == [[4, 5, EOS], [6, EOS, PAD]]
+    assert batch.tgt_out.flatten()[batch.real].tolist() == [4, 5, EOS, 6, EOS]
     assert (batch.tokens, batch.slots) == (11, 14)
     assert torch.equal(batch.tgt_in == PAD, batch.tgt_out == PAD)
 

@@ -9,7 +9,8 @@ import torch
 from nmt.config import Config, ModelConfig, load
 from nmt.model import Transformer
 from nmt.optimizer import learning_rate
-from nmt.plan import Data, activation_bytes, make_plan, parameters, peak_rate, plan_lines, training_flops
+from nmt.plan import Data, activation_bytes, make_plan, peak_rate, plan_lines
+from nmt.sizes import parameters, training_flops
 
 BASE = ModelConfig()
 BIG = ModelConfig(d_model=1024, d_ff=4096, heads=16)

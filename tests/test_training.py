@@ -98,7 +98,8 @@ def test_loss_and_gradient_do_not_see_padding(paths):
     found = []
     for extra in (0, 5):
         model.zero_grad()
-        loss, nll = model(*(F.pad(ids, (0, extra)) for ids in (batch.src, batch.tgt_in, batch.tgt_out)))
+        src, tgt_in, tgt_out = (F.pad(ids, (0, extra)) for ids in (batch.src, batch.tgt_in, batch.tgt_out))
+        loss, nll = model(src, tgt_in, tgt_out, torch.nonzero(tgt_out.flatten()).squeeze(1))
         loss.backward()
         found.append((loss.item(), nll.item(), [p.grad.clone() for p in model.parameters()]))
     assert found[0][:2] == pytest.approx(found[1][:2])

@@ -95,6 +95,8 @@ class Batch:
     src: Tensor
     tgt_in: Tensor
     tgt_out: Tensor
+    real: Tensor
+    """Places of the real target tokens, [N], in `tgt_out` laid out flat; so no device is asked where they are."""
     tokens: int
     """Real tokens of both sides."""
     slots: int
@@ -104,10 +106,10 @@ class Batch:
         """The same batch on another device."""
         if device.type == "cpu":
             return self
-        src, tgt_in, tgt_out = (
-            ids.pin_memory().to(device, non_blocking=True) for ids in (self.src, self.tgt_in, self.tgt_out)
+        src, tgt_in, tgt_out, real = (
+            ids.pin_memory().to(device, non_blocking=True) for ids in (self.src, self.tgt_in, self.tgt_out, self.real)
         )
-        return Batch(src, tgt_in, tgt_out, self.tokens, self.slots)
+        return Batch(src, tgt_in, tgt_out, real, self.tokens, self.slots)
 
 
 def pad(rows: Sequence[npt.NDArray[Any]]) -> npt.NDArray[np.int64]:
@@ -126,10 +128,9 @@ def collate(src: Sequence[npt.NDArray[Any]], tgt: Sequence[npt.NDArray[Any]]) ->
     # The eos of a shorter row would stand before its padding; it is no input, since nothing follows it.
     tgt_in[:, 1:][tgt_out[:, 1:] == PAD] = PAD
     tokens = sum(map(len, src)) + sum(map(len, tgt))
-    return Batch(
-        torch.from_numpy(src_ids), torch.from_numpy(tgt_in), torch.from_numpy(tgt_out), tokens,
-        src_ids.size + tgt_out.size,
-    )  # fmt: skip
+    arrays = (src_ids, tgt_in, tgt_out, np.flatnonzero(tgt_out != PAD))
+    src_BS, tgt_BT, out_BT, real_N = (torch.from_numpy(array) for array in arrays)
+    return Batch(src_BS, tgt_BT, out_BT, real_N, tokens, src_ids.size + tgt_out.size)
 
 
 def padding_share(micro_batches: Sequence[Numbers], src_lengths: Numbers, tgt_lengths: Numbers) -> float:

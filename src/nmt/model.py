@@ -93,6 +93,8 @@ class Attention(nn.Module):
         self.query = nn.Linear(config.d_model, config.d_model)
         self.key_value = nn.Linear(config.d_model, 2 * self.kv_heads * self.width)
         self.output = nn.Linear(config.d_model, config.d_model)
+        self.angle: Tensor
+        self.register_buffer("angle", angles(512, self.width).float() if rotary else None, persistent=False)
 
     def _split(self, x_BTD: Tensor, heads: int) -> Tensor:
         return x_BTD.view(*x_BTD.shape[:2], heads, self.width).transpose(1, 2)
@@ -100,7 +102,10 @@ class Attention(nn.Module):
     def _turn(self, x_BHTK: Tensor, start: int) -> Tensor:
         if not self.rotary:
             return x_BHTK
-        return rotate(x_BHTK, angles(start + x_BHTK.shape[2], self.width)[start:].to(x_BHTK.device))
+        end = start + x_BHTK.shape[2]
+        if end > len(self.angle):
+            self.angle = angles(2 * end, self.width).to(self.angle)
+        return rotate(x_BHTK, self.angle[start:end])
 
     def keys_values(self, memory_BSD: Tensor, start: int = 0) -> tuple[Tensor, Tensor]:
         """Keys and values, both [B, G, S, K], of tokens whose first has position `start`."""

@@ -5,8 +5,8 @@ from typing import Any
 
 from nmt.errors import CheckpointError
 from nmt.pipeline import read_json
-from nmt.plan import parameters
 from nmt.provenance import read_config, tokenizer_files
+from nmt.sizes import parameters
 
 RUNS = Path("runs")
 

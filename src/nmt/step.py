@@ -16,7 +16,7 @@ from nmt.distributed import World, parallelize
 from nmt.loss import label_smoothed_loss
 from nmt.model import Transformer
 from nmt.optimizer import build_optimizer, learning_rate, set_learning_rate
-from nmt.symbols import PAD
+from nmt.sizes import training_flops
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class StepStats:
     rate: float
     tgt_tokens: int
     tokens: int
+    flops: float
     padding: float
     seconds: dict[str, float]
 
@@ -40,13 +41,11 @@ class TrainingModel(nn.Module):
         super().__init__()
         self.model, self.smoothing = model, smoothing
 
-    def forward(self, src_BS: Tensor, tgt_BT: Tensor, tgt_out_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """Label-smoothed loss and nll in nats, summed over the real target tokens."""
-        hidden_BTD = self.model(src_BS, tgt_BT)
-        real_BT = tgt_out_BT != PAD
-        return label_smoothed_loss(
-            hidden_BTD[real_BT], self.model.embedding.weight, tgt_out_BT[real_BT], self.smoothing
-        )
+    def forward(self, src_BS: Tensor, tgt_BT: Tensor, tgt_out_BT: Tensor, real_N: Tensor) -> tuple[Tensor, Tensor]:
+        """Label-smoothed loss and nll in nats, summed over the real target tokens; see Batch."""
+        hidden_ND = self.model(src_BS, tgt_BT).flatten(0, 1).index_select(0, real_N)
+        target_N = tgt_out_BT.flatten().index_select(0, real_N)
+        return label_smoothed_loss(hidden_ND, self.model.embedding.weight, target_N, self.smoothing)
 
 
 @dataclass(frozen=True)
@@ -81,9 +80,8 @@ class Trainer:
 
 def micro_batches(trainer: Trainer, data: ParallelDataset, update: Numbers) -> list[Numbers]:
     """How an update is cut for the processes and devices at hand; see nmt.batching."""
-    config, size = trainer.config, trainer.world.size
-    limit = min(config.train.device_tokens, -(-config.optim.batch_tokens // size))
-    return cut(update, data.src.lengths, data.tgt.lengths, limit, size)
+    limit = trainer.config.train.device_tokens
+    return cut(update, data.src.lengths, data.tgt.lengths, limit, trainer.world.size)
 
 
 def train_step(trainer: Trainer, data: ParallelDataset, update: Numbers, step: int) -> StepStats:
@@ -106,7 +104,7 @@ def train_step(trainer: Trainer, data: ParallelDataset, update: Numbers, step: i
         wait = turn < len(mine) - 1 and world.size > 1
         with trainer.parallel.no_sync() if wait else contextlib.nullcontext():  # type: ignore[operator]
             with trainer.precision():
-                loss, part_nll = trainer.parallel(batch.src, batch.tgt_in, batch.tgt_out)
+                loss, part_nll = trainer.parallel(batch.src, batch.tgt_in, batch.tgt_out, batch.real)
             started = _lap(seconds, "forward", started)
             # DDP takes the mean over processes; what is wanted is the sum over all, for each token of the update.
             weight = world.size / tgt_tokens if number >= 0 else 0.0
@@ -120,9 +118,12 @@ def train_step(trainer: Trainer, data: ParallelDataset, update: Numbers, step: i
     set_learning_rate(trainer.optimizer, rate)
     trainer.optimizer.step()
     _lap(seconds, "optimizer", started)
-    tokens = tgt_tokens + int(data.src.lengths[update].sum())
+    src_lengths = data.src.lengths[update]
+    tokens = tgt_tokens + int(src_lengths.sum())
+    vocabulary = trainer.model.embedding.num_embeddings
+    flops = float(training_flops(trainer.config.model, vocabulary, src_lengths, tgt_lengths[update]).sum())
     padding = padding_share(parts, data.src.lengths, tgt_lengths)
-    return StepStats(total, nll, grad_norm, rate, tgt_tokens, tokens, padding, seconds)
+    return StepStats(total, nll, grad_norm, rate, tgt_tokens, tokens, flops, padding, seconds)
 
 
 def mix(*numbers: int) -> int:
@@ -147,7 +148,7 @@ def dev_loss(trainer: Trainer, data: ParallelDataset) -> tuple[float, float]:
         if number >= 0:
             batch = collate(*data.take(pairs)).to(trainer.world.device)
             with trainer.precision():
-                loss, nll = loss_of(batch.src, batch.tgt_in, batch.tgt_out)
+                loss, nll = loss_of(batch.src, batch.tgt_in, batch.tgt_out, batch.real)
             sums = [sums[0] + loss.item(), sums[1] + nll.item()]
     trainer.model.train()
     tokens = int(data.tgt.lengths.sum())

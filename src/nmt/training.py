@@ -22,6 +22,7 @@ from nmt.distributed import World
 from nmt.errors import CheckpointError, NmtError
 from nmt.provenance import TrainPaths, lock, open_run, write_json
 from nmt.scoring import bleu
+from nmt.sizes import peak_flops
 from nmt.step import StepStats, Trainer, dev_loss, mix, train_step
 from nmt.text import read_lines
 from nmt.tokenizer import Tokenizer, load_tokenizers
@@ -134,7 +135,7 @@ def train_model(
 def loop(trainer: Trainer, paths: TrainPaths, dev: DevSet, progress: Progress, tracker: Tracker) -> Progress:
     """Step, log, validate and save until the training is over."""
     train = trainer.config.train
-    meter = Meter(trainer.world)
+    meter = Meter(trainer.world, trainer.config.optim.precision)
     trainer.model.train()
     for data, update, position in updates(trainer.config, paths, dev.tokenizers, progress):
         if is_over(trainer.config, progress):
@@ -186,10 +187,11 @@ def is_over(config: Config, progress: Progress) -> bool:
 class Meter:
     """Sums what steps measured until it is reported."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, precision: str) -> None:
         self.world = world
+        on_gpu = world.device.type == "cuda"
+        self.peak = peak_flops(torch.cuda.get_device_name(world.device), precision) if on_gpu else None
         self.stats: list[StepStats] = []
-        self.seconds = 0.0
         self.since = time.perf_counter()
 
     def add(self, stats: StepStats) -> None:
@@ -216,6 +218,8 @@ class Meter:
             "padding": sum(s.padding for s in stats) / len(stats),
         }
         values |= {f"seconds_{key}": sum(s.seconds[key] for s in stats) / len(stats) for key in stats[0].seconds}
+        if self.peak:
+            values["mfu"] = sum(s.flops for s in stats) / seconds / (self.peak * self.world.size)
         values["peak_memory_mib"] = peak_memory(self.world.device)
         self.stats, self.since = [], now
         return values

@@ -59,7 +59,7 @@ def general(
 
     raw text -> clean -> bpe -> encode -> train -> translate -> eval
 
-    Every command takes -c FILE (settings) and --set section.key=value; -q and --debug may stand anywhere.
+    What walks the street takes -c FILE (settings) and --set section.key=value; -q and --debug may stand anywhere.
     """
     logging.basicConfig(format="%(message)s", level=logging.INFO, stream=sys.stderr, force=True)
     logging.getLogger("nmt").setLevel(logging.DEBUG if debug else logging.WARNING if quiet else logging.INFO)

@@ -39,8 +39,16 @@ def fetch(
     tell(facts, table(facts), as_json)
 
 
-def clean(config: ConfigFile = None, changes: Changes = None, as_json: AsJson = False) -> None:
+def clean(
+    config: ConfigFile = None,
+    changes: Changes = None,
+    encoding: Annotated[
+        str | None, typer.Option("--encoding", metavar="NAME", help="Of the raw files: the setting clean.encoding.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """Filter, normalise and split the raw corpus."""
+    changes = [*(changes or ()), *([f"clean.encoding={encoding}"] if encoding else [])]
     from nmt.corpus import print_report
 
     report = pipeline.read_json(_walk(config, changes, "clean").writes / "report.json")

@@ -74,6 +74,9 @@ def evaluate(
     ] = None,
     src: Annotated[Path | None, typer.Option("--src", metavar="FILE", help="Sources of HYP, with --ref.")] = None,
     tgt: Annotated[str | None, typer.Option("--tgt", metavar="LANG", help="Language of HYP, with --ref.")] = None,
+    against: Annotated[
+        Path | None, typer.Option("--against", metavar="FILE", help="Earlier scores (scores.json) to compare with.")
+    ] = None,
     run: RunFolder = None,
     changes: Changes = None,
     device: Device = "auto",
@@ -88,7 +91,23 @@ def evaluate(
         if refs or src or tgt:
             raise ConfigError("--ref, --src and --tgt go with HYP files and with each other: nmt eval HYP --ref REF.")
         found, lines = _against_test_set(hyps or [], run, changes or (), device)
+    if against is not None:
+        lines = [*lines, *_compared(found, against)]
     tell(found, lines, as_json)
+
+
+def _compared(found: Any, against: Path) -> list[str]:
+    """What each score was in an earlier result; refused where the two don't stand on the same ground."""
+    from nmt.scoring import check_comparable
+
+    earlier = pipeline.read_json(against)
+    if "split" not in earlier or "split" not in found:
+        raise ConfigError(
+            f"--against {against}: that is no scores.json of nmt eval, or HYP has no --src to know its set by."
+        )
+    check_comparable(found, earlier)
+    pairs = [(earlier["scores"][name], now) for name, now in found["scores"].items() if name in earlier["scores"]]
+    return [f"{now['name']} against {against}: {was['value']:.2f} -> {now['value']:.2f}" for was, now in pairs]
 
 
 def _against_files(
