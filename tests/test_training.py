@@ -25,6 +25,7 @@ from nmt.symbols import PAD
 from nmt.text import write_lines
 from nmt.tokenizer import train_bpe
 from nmt.training import Progress, train_model
+from nmt.translation import Translator
 
 ALONE = World(0, 1, torch.device("cpu"))
 SETTINGS = [
@@ -238,6 +239,20 @@ def test_fine_tuning_begins_with_the_weights_of_another_run(paths, tmp_path, mon
     (tmp_path / "first" / "tokenizer" / "joint.model").write_bytes(b"another")
     with pytest.raises(CheckpointError, match="another vocabulary"):
         train_model(config, at(paths, tmp_path / "third"), ALONE, init_from=tmp_path / "first")
+
+
+def test_two_vocabularies_train_and_translate(paths, tmp_path):
+    folders = {name: tmp_path / name for name in ("bpe", "encode")}
+    for folder in folders.values():
+        folder.mkdir()
+    bpe = BpeConfig(vocab_size=300, coverage=1.0, joint=False)
+    train_bpe(paths.clean, bpe, ("en", "zh"), folders["bpe"])
+    encode_corpus(paths.clean, folders["bpe"], EncodeConfig(), ("en", "zh"), folders["encode"])
+    config = settings("bpe.joint=false", "bpe.vocab_size=300", "optim.max_steps=4")
+    train_model(config, TrainPaths(paths.clean, run=tmp_path / "run", **folders), ALONE)
+    translator = Translator.load(tmp_path / "run", device="cpu")
+    assert translator.model.src_embedding is not None
+    assert len(translator.translate(["red cup", "", "three"])) == 3
 
 
 @pytest.mark.slow
