@@ -259,15 +259,19 @@ def test_base_and_big_have_the_parameters_of_the_paper(shape, vocab, millions):
     assert share == pytest.approx(2 / 3, abs=0.01)
 
 
-def test_every_projection_begins_xavier_uniform_of_its_own_shape():
+def test_every_matrix_begins_as_documented():
     torch.manual_seed(1)
     model = Transformer(ModelConfig(d_model=128, d_ff=512, heads=4, layers=1, activation="swiglu"), 1000)
     layer = model.decoder_layers[0]
-    key, value = layer.cross_attention.key_value.weight.chunk(2)
-    gate, up = layer.feed_forward.inner.weight.chunk(2)
-    flatter = [layer.attention.query.weight, key, value]
-    for weight in (*flatter, gate, up, layer.feed_forward.output.weight, layer.attention.output.weight):
-        bound = math.sqrt(6 / sum(weight.shape)) / (math.sqrt(2) if any(weight is one for one in flatter) else 1)
+    attention, feed_forward = layer.cross_attention, layer.feed_forward
+    xavier = math.sqrt(6 / (128 + 128))
+    bounds = [
+        *((part, xavier / math.sqrt(2)) for part in (attention.query.weight, *attention.key_value.weight.chunk(2))),
+        (attention.output.weight, xavier),
+        *((part, 1 / math.sqrt(128)) for part in feed_forward.inner.weight.chunk(2)),
+        (feed_forward.output.weight, 1 / math.sqrt(512)),
+    ]
+    for weight, bound in bounds:
         assert weight.abs().max() <= bound
         assert weight.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.02)
     assert model.embedding.weight.std().item() == pytest.approx(128**-0.5, rel=0.02)

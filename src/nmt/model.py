@@ -316,10 +316,11 @@ class Transformer(nn.Module):
 
 
 def initialise(module: nn.Module) -> None:
-    """Matrices Xavier-uniform, embeddings N(0, 1/D), biases 0, as tensor2tensor has them, the paper's own code.
+    """Projections Xavier-uniform, embeddings N(0, 1/D), biases 0, as tensor2tensor has them, the paper's own code.
 
-    But queries, keys and values are 1/sqrt(2) of that, as fairseq and torch.nn.MultiheadAttention have them: the
-    attention then begins flatter, and a post-norm model learns to align sooner (docs/experiments.md).
+    But two things as fairseq has them, which make a post-norm model learn to align in half of the updates
+    (docs/experiments.md): queries, keys and values are 1/sqrt(2) of that, so attention begins flatter, and the
+    feed-forward matrices are uniform within 1/sqrt(fan-in), so that each block adds little to what it is added to.
     """
     if isinstance(module, nn.Embedding):
         nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
@@ -329,9 +330,9 @@ def initialise(module: nn.Module) -> None:
     elif isinstance(module, Attention):
         for projection in (module.query.weight.data, *module.key_value.weight.data.chunk(2)):
             nn.init.xavier_uniform_(projection, gain=1 / math.sqrt(2))
-    elif isinstance(module, FeedForward) and module.activation == "swiglu":
-        for part in module.inner.weight.data.chunk(2):
-            nn.init.xavier_uniform_(part)
+    elif isinstance(module, FeedForward):
+        for matrix in (module.inner.weight, module.output.weight):
+            nn.init.uniform_(matrix, -1 / math.sqrt(matrix.shape[1]), 1 / math.sqrt(matrix.shape[1]))
 
 
 class CachedDecoder:
