@@ -4,7 +4,6 @@ import json
 import os
 import re
 import resource
-import shlex
 import signal
 import subprocess
 import sys
@@ -189,42 +188,31 @@ def test_completion_is_offered(tmp_path: Path) -> None:
     assert "_nmt_completion" in done.stdout
 
 
-# ── the README ──────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_scores_are_compared_with_earlier_ones_of_the_same_set_only(tmp_path: Path) -> None:
+    texts = {"hyp": "你好吗？\n我很好。\n", "ref": "你好吗？\n我很好。\n", "other": "他好吗？\n我很好。\n"}
+    for name, text in {**texts, "src": "How are you?\nI am fine.\n"}.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    words = ["eval", "hyp", "--src", "src", "--tgt", "zh", "--set", "eval.bootstrap=0"]
+    earlier = nmt(*words, "--ref", "ref", "--json", cwd=tmp_path)
+    (tmp_path / "scores.json").write_text(earlier.stdout, encoding="utf-8")
+    same = nmt(*words, "--ref", "ref", "--against", "scores.json", cwd=tmp_path)
+    assert same.returncode == 0
+    assert "BLEU against scores.json: 100.00 -> 100.00" in same.stdout
+    other = nmt(*words, "--ref", "other", "--against", "scores.json", cwd=tmp_path)
+    assert other.returncode == 1
+    assert "can't be compared: their references differ" in other.stderr
+    nothing = nmt(*words, "--ref", "ref", "--against", "hyp", cwd=tmp_path)
+    assert nothing.returncode == 2
+    assert "no scores.json" in nothing.stderr
 
 
-def shell_lines(page: Path) -> list[str]:
-    """Every command of ours in the code blocks of a page, without comments."""
-    blocks = re.findall(r"^```(?:bash|sh|shell)\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-    lines = "".join(blocks).replace("\\\n", " ").split("\n")
-    commands = [re.sub(r"\s+#\s.*", "", line).strip() for line in lines]
-    return [line for line in commands if re.search(r"(^|[|&] *)(nmt|torchrun|make)\b", line)]
-
-
-def parse(words: list[str]) -> Any:
-    """Let the command line's own parser read the words after `nmt`; raises where it would refuse them."""
-    command: Any = typer.main.get_command(app)
-    words = [word for word in _general_first(words) if word not in ("-q", "--debug")]
-    while hasattr(command, "commands"):
-        command = command.commands[words.pop(0)]
-    return command.make_context("nmt", words)
-
-
-PAGES = [ROOT / "README.md", ROOT / "README.zh.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_the_commands_of_a_page_exist(page: Path) -> None:
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-    for line in shell_lines(page):
-        for part in re.split(r"\||&&|<|>", line):
-            words = shlex.split(part)
-            if words and words[0] == "make":
-                assert set(words[1:]) <= targets, line
-            elif words and words[0] == "torchrun":
-                parse(words[words.index("nmt") + 1 :])
-            elif words and words[0] == "nmt" and words[1] not in ("--version", "--help"):
-                parse(words[1:])
-
-
-def test_both_readmes_have_the_same_commands() -> None:
-    assert shell_lines(ROOT / "README.md") == shell_lines(ROOT / "README.zh.md") != []
+def test_the_encoding_of_raw_files_can_be_named(tmp_path: Path) -> None:
+    raw = tmp_path / "data" / "old" / "raw"
+    raw.mkdir(parents=True)
+    rows = [f"Sentence number {n} is here.\t这是第{n}个句子。\n" for n in range(60)]
+    (raw / "old.txt").write_bytes("".join(rows).encode("gb18030"))
+    sizes = ["--set", "data.corpus=old", "--set", "clean.dev_size=2", "--set", "clean.test_size=2"]
+    refused = nmt("clean", *sizes, cwd=tmp_path)
+    assert refused.returncode == 1
+    assert "--encoding" in refused.stderr
+    assert nmt("clean", *sizes, "--encoding", "gb18030", cwd=tmp_path).returncode == 0
