@@ -23,12 +23,12 @@ POOL = 2**17
 
 
 def by_length(src_lengths: Numbers, tgt_lengths: Numbers) -> Numbers:
-    """The order by target length, the source length rising and falling in turn; equal pairs keep their order.
+    """The order by source length, the target length rising and falling in turn; equal pairs keep their order.
 
-    The turn keeps neighbours alike where the target length steps up: on cmn it takes a quarter off the padding that
-    a plain (target, source) order has.
+    By source and not by target length: an update whose targets were all equally long would teach the model to end
+    there, whatever the source. The turn keeps neighbours alike where the source length steps up, against padding.
     """
-    return np.lexsort((np.where(tgt_lengths % 2 == 1, src_lengths, -src_lengths), tgt_lengths))
+    return np.lexsort((np.where(src_lengths % 2 == 1, tgt_lengths, -tgt_lengths), src_lengths))
 
 
 def plan_updates(src_lengths: Numbers, tgt_lengths: Numbers, batch_tokens: int, seed: int, epoch: int) -> list[Numbers]:
