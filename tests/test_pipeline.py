@@ -257,6 +257,14 @@ def test_a_file_that_changed_a_moment_ago_is_not_remembered(tmp_path: Path) -> N
         assert content_hash(file) != first
 
 
+def test_what_another_process_made_meanwhile_is_taken(street: Street) -> None:
+    built = [street()]
+    run(street, "upper")  # Another process, between our look at the street and our first step.
+    stages = run(lambda: built.pop() if built else street(), "count")
+    assert street.acted == ["upper", "count"]
+    assert (stages[1].writes / "text").read_text() == "5"
+
+
 def test_two_that_walk_at_once_both_end_with_a_whole_street(street: Street) -> None:
     errors: list[BaseException] = []
     barrier = threading.Barrier(4)

@@ -248,6 +248,10 @@ def run(street: Callable[[], list[Stage]], upto: str | None = None, since: str |
             raise ConfigError(f"there is no stage {name}; the street has {', '.join(names)}.")
     for position in range(names.index(since) if since else 0, names.index(upto) + 1 if upto else len(names)):
         state = _state(stages[position], stages[:position])
+        if state.word == "waits":
+            # What it waits for may have been made by another process since the street was built.
+            stages = street()
+            state = _state(stages[position], stages[:position])
         log.info("%s", state)
         if state.word == "waits":
             raise DataError(f"{state}, which is done before it: nmt run does all in order.")
