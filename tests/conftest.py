@@ -8,6 +8,11 @@ for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[variable] = "1"
 
 import pytest  # noqa: E402
+from hypothesis import HealthCheck, settings  # noqa: E402
+
+# How fast a machine is, and what else it does, is nothing that a test may fail for.
+settings.register_profile("nmt", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("nmt")
 
 
 @pytest.fixture(scope="session")
