@@ -343,7 +343,9 @@ def test_a_kept_row_is_kept_as_it_is_when_it_is_cleaned_again(en, zh):
         assert clean_chunk(Chunk(0, 2, [(row,)]), SMALL, normaliser, ("x",)).kept == once.kept
 
 
-@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(st.lists(st.tuples(st.text(max_size=12), st.text("中文你好国國，。,.!? \u200b", max_size=12)), max_size=15))
 def test_odd_rows_among_good_ones_never_break_the_sums(tmp_path_factory, rows):
     rows = [tuple(side.replace("\n", " ").replace("\t", " ") for side in row) for row in rows]
