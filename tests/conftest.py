@@ -22,3 +22,11 @@ def foreign_data() -> Path:
     if not folder:
         pytest.skip("NMT_TEST_DATA is not set: this test needs corpora that are not part of the project")
     return Path(folder).resolve()
+
+
+@pytest.fixture(scope="session")
+def paths(tmp_path_factory):
+    """The corpus of a tiny training, made once for each process of the tests."""
+    from tiny import make_corpus
+
+    return make_corpus(tmp_path_factory.mktemp("tiny"))

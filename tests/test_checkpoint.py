@@ -79,8 +79,16 @@ def test_newest_goes_by_step_and_old_ones_are_pruned(tmp_path):
     for step in (900, 1000, 20):
         checkpoint.save(checkpoint.step_folder(tmp_path, step), weights(), {"step": step})
     assert checkpoint.newest(tmp_path).name == "step-00001000"
-    checkpoint.prune(tmp_path, 2)
+    checkpoint.prune(tmp_path, 2, 10)
     assert [path.name for path in checkpoint.saved_steps(tmp_path)] == ["step-00000900", "step-00001000"]
+
+
+@pytest.mark.parametrize(("keep", "left"), [(1, [12]), (2, [10, 12]), (3, [5, 10, 12]), (9, [5, 10, 12])])
+def test_a_checkpoint_between_the_intervals_goes_when_a_newer_one_is_there(tmp_path, keep, left):
+    for step in (5, 7, 10, 12):
+        checkpoint.save(checkpoint.step_folder(tmp_path, step), weights(), {"step": step})
+    checkpoint.prune(tmp_path, keep, 5)
+    assert [int(path.name[5:]) for path in checkpoint.saved_steps(tmp_path)] == left
 
 
 def test_a_write_that_fails_leaves_the_old_checkpoint(tmp_path, monkeypatch):

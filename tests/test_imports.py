@@ -16,7 +16,7 @@ GROUND = {"config", "text", "errors", "symbols"}
 MAP = {
     "__init__": {"translation"},
     "__main__": {"cli"},
-    "cli": {"pipeline", "stages", "runs", "plan", "provenance", "checkpoint", "corpus", "tokenizer", "distributed",
+    "cli": {"pipeline", "stages", "runs", "plan", "provenance", "checkpoint", "corpus", "tokenizer", "launch",
             "translate_files", "translation", "scoring", "evaluation"},
     "stages": {"pipeline", "runs", "provenance", "corpus", "tokenizer", "dataset", "training", "distributed",
                "translate_files", "translation", "evaluation"},
@@ -24,8 +24,10 @@ MAP = {
     "plan": {"pipeline", "batching", "dataset", "distributed", "step", "sizes"},
     "pipeline": set(),
     # ── the street ──
-    "training": {"step", "dataset", "batching", "checkpoint", "tracking", "distributed", "provenance", "tokenizer",
-                 "translation", "scoring", "corpus", "sizes"},
+    "training": {"validation", "watch", "launch", "step", "dataset", "batching", "checkpoint", "tracking",
+                 "distributed", "provenance", "tokenizer", "corpus", "sizes"},
+    "validation": {"step", "dataset", "checkpoint", "tracking", "translation", "scoring", "tokenizer", "corpus"},
+    "watch": {"step", "batching", "distributed"},
     "step": {"batching", "dataset", "distributed", "loss", "model", "optimizer", "sizes"},
     "evaluation": {"scoring"},
     "translate_files": {"translation"},
@@ -47,6 +49,7 @@ MAP = {
     "sizes": set(),
     "tracking": set(),
     "distributed": set(),
+    "launch": set(),
     # ── ground ──
     "config": set(),
     "text": set(),

@@ -1,10 +1,6 @@
 """Training: one update however it is cut, going on to the same weights, and what a run folder holds."""
 
 import json
-import os
-import subprocess
-import sys
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,62 +8,19 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from nmt import checkpoint, training
+from nmt import checkpoint, training, validation
 from nmt.batching import collate
-from nmt.config import BpeConfig, Config, EncodeConfig, load, to_dict
-from nmt.corpus import Normaliser
+from nmt.config import BpeConfig, Config, EncodeConfig, load
 from nmt.dataset import encode_corpus, open_dataset
-from nmt.distributed import World
 from nmt.errors import CheckpointError, ConfigError
-from nmt.provenance import TrainPaths, lock, read_config
+from nmt.provenance import TrainPaths, read_config
 from nmt.step import Trainer, TrainingModel, train_step
 from nmt.symbols import PAD
-from nmt.text import write_lines
 from nmt.tokenizer import train_bpe
-from nmt.training import Progress, train_model
+from nmt.training import train_model
 from nmt.translation import Translator
-
-ALONE = World(0, 1, torch.device("cpu"))
-SETTINGS = [
-    *("model.layers=1", "model.d_model=16", "model.d_ff=32", "model.heads=2", "model.dropout=0.2"),
-    *("bpe.vocab_size=340", "optim.batch_tokens=150", "optim.max_steps=24", "optim.warmup_steps=10"),
-    *("train.device_tokens=40", "train.validate_every=12", "train.save_every=5", "train.log_every=4", "train.keep=3"),
-    *("train.validate_sentences=3", "translate.max_extra=3"),
-]
-
-
-@pytest.fixture(scope="module")
-def paths(tmp_path_factory) -> TrainPaths:
-    """A small corpus of ragged lengths, cleaned, cut and encoded."""
-    root = tmp_path_factory.mktemp("training")
-    rng = np.random.default_rng(0)
-    words, signs = ["red", "green", "book", "cup", "three", "and"], "红绿书杯三和"
-    rows = [rng.integers(0, 6, rng.integers(1, 12)) for _ in range(150)]
-    for split, part in {"train": rows, "dev": rows[:9], "test": rows[:5]}.items():
-        write_lines(root / f"{split}.en", [" ".join(words[i] for i in row) for row in part])
-        write_lines(root / f"{split}.zh", ["".join(signs[i] for i in row) for row in part])
-    Normaliser("keep", {"en": False, "zh": True}).save(root / "normalisation.json")
-    for name in ("bpe", "encode"):
-        (root / name).mkdir()
-    train_bpe(root, BpeConfig(vocab_size=340, coverage=1.0), ("en", "zh"), root / "bpe")
-    encode_corpus(root, root / "bpe", EncodeConfig(), ("en", "zh"), root / "encode")
-    return TrainPaths(clean=root, bpe=root / "bpe", encode=root / "encode", run=root / "run")
-
-
-def settings(*changes: str) -> Config:
-    return load(None, [*SETTINGS, *changes])
-
-
-def at(paths: TrainPaths, run: Path) -> TrainPaths:
-    return replace(paths, run=run)
-
-
-def weights(run: Path, step: int = 24) -> dict[str, torch.Tensor]:
-    return checkpoint.load(checkpoint.step_folder(run, step))[0]
-
-
-def equal(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+from nmt.validation import Progress
+from tiny import ALONE, at, equal, losses, settings, weights
 
 
 def trainer_of(config: Config, dtype: torch.dtype = torch.float64) -> Trainer:
@@ -164,7 +117,7 @@ def test_a_training_that_goes_on_ends_with_the_same_weights(paths, tmp_path, mon
     train_model(config, at(paths, tmp_path / "whole"), ALONE)
     for step in (3, 13, 24):  # Before the first checkpoint, inside an epoch, at the very end.
         interrupted(monkeypatch, config, at(paths, tmp_path / "cut"), step)
-    assert json.loads((tmp_path / "cut" / "status.json").read_text())["state"] == "failed"
+    assert json.loads((tmp_path / "cut" / "status.json").read_text())["state"] == "preempted"
     train_model(config, at(paths, tmp_path / "cut"), ALONE)
     assert equal(weights(tmp_path / "whole"), weights(tmp_path / "cut"))
     assert equal(*(checkpoint.load(tmp_path / run / "final")[0] for run in ("whole", "cut")))
@@ -180,14 +133,14 @@ def test_a_training_that_goes_on_ends_with_the_same_weights(paths, tmp_path, mon
 def test_a_finished_run_run_again_writes_nothing(paths, tmp_path):
     train_model(settings(), at(paths, tmp_path / "run"), ALONE)
     assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "finished"
-    kept = {
-        p: p.read_bytes() for p in sorted((tmp_path / "run").rglob("*")) if p.is_file() and "provenance" not in p.name
-    }
-    train_model(settings(), at(paths, tmp_path / "run"), ALONE)
-    again = {
-        p: p.read_bytes() for p in sorted((tmp_path / "run").rglob("*")) if p.is_file() and "provenance" not in p.name
-    }
-    assert kept == again
+
+    def files() -> dict[Path, tuple[int, bytes]]:
+        found = sorted((tmp_path / "run").rglob("*"))
+        return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in found if path.is_file()}
+
+    kept = files()
+    train_model(settings("train.save_every=3"), at(paths, tmp_path / "run"), ALONE)
+    assert files() == kept
 
 
 def test_other_settings_are_refused_with_old_and_new_and_fresh_starts_over(paths, tmp_path):
@@ -216,14 +169,8 @@ def test_a_run_folder_is_whole_in_itself(paths, tmp_path):
     assert max(state["dev_scores"].values()) == state["dev_scores"][state["made_of"]]
 
 
-def test_a_second_training_in_the_same_folder_is_refused(paths, tmp_path):
-    run = at(paths, tmp_path / "run")
-    with lock(run.run), pytest.raises(ConfigError, match=f"another training is in .*pid {os.getpid()}"):
-        train_model(settings(), run, ALONE)
-
-
 def test_patience_ends_a_training_that_gets_no_better(paths, tmp_path, monkeypatch):
-    monkeypatch.setattr(training, "translate_dev", lambda *_: (1.0, [""] * 9))
+    monkeypatch.setattr(validation, "translate_dev", lambda *_: (1.0, [""] * 9))
     config = settings("optim.patience=2", "train.validate_every=2", "optim.max_steps=100")
     train_model(config, at(paths, tmp_path / "run"), ALONE)
     status = json.loads((tmp_path / "run" / "status.json").read_text())
@@ -270,51 +217,6 @@ def test_a_training_in_bfloat16_keeps_float32_weights(paths, tmp_path):
     train_model(settings("optim.precision=bfloat16", "optim.max_steps=4"), at(paths, tmp_path / "bf16"), ALONE)
     loaded = weights(tmp_path / "bf16", 4)
     assert all(tensor.dtype == torch.float32 and tensor.isfinite().all() for tensor in loaded.values())
-
-
-WORKER = """
-import json, sys
-from pathlib import Path
-from nmt.config import from_dict
-from nmt.distributed import join
-from nmt.provenance import TrainPaths
-from nmt.training import train_model
-given = json.loads(Path(sys.argv[1]).read_text())
-with join("cpu") as world:
-    train_model(from_dict(given["config"]), TrainPaths(**{k: Path(v) for k, v in given["paths"].items()}), world)
-"""
-
-
-def launch(config: Config, paths: TrainPaths, processes: int, folder: Path) -> None:
-    given = {"config": to_dict(config), "paths": {k: str(getattr(paths, k)) for k in ("clean", "bpe", "encode", "run")}}
-    (folder / "given.json").write_text(json.dumps(given))
-    (folder / "worker.py").write_text(WORKER)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    done = subprocess.run(
-        [*command, str(folder / "worker.py"), str(folder / "given.json")], capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-
-
-def losses(run: Path) -> list[float]:
-    rows = map(json.loads, (run / "metrics.jsonl").read_text().split("\n")[:-1])
-    return [row["loss"] for row in rows if row["kind"] == "train"]
-
-
-@pytest.mark.slow
-def test_two_processes_give_the_losses_of_one_and_go_on_to_the_same_weights(paths, tmp_path):
-    config = settings("model.dropout=0", "train.log_every=1", "train.device_tokens=60")
-    train_model(config, at(paths, tmp_path / "one"), ALONE)
-    launch(config, at(paths, tmp_path / "two"), 2, tmp_path)
-    one, two = losses(tmp_path / "one"), losses(tmp_path / "two")
-    assert len(one) == len(two) == 24
-    assert one == pytest.approx(two, abs=1e-5)
-
-    dropping = settings("bpe.dropout=0.1")
-    launch(dropping, at(paths, tmp_path / "whole"), 2, tmp_path)
-    launch(settings("bpe.dropout=0.1", "optim.max_steps=13"), at(paths, tmp_path / "cut"), 2, tmp_path)
-    launch(dropping, at(paths, tmp_path / "cut"), 2, tmp_path)
-    assert equal(weights(tmp_path / "whole"), weights(tmp_path / "cut"))
 
 
 def test_progress_is_plain_numbers_that_json_keeps():

@@ -127,10 +127,18 @@ def newest(run: Path) -> Path | None:
     return None
 
 
-def prune(run: Path, keep: int) -> None:
-    """Remove all but the newest `keep` checkpoints."""
-    for folder in saved_steps(run)[:-keep]:
-        shutil.rmtree(folder, ignore_errors=True)
+def prune(run: Path, keep: int, every: int) -> None:
+    """Remove all but the newest checkpoint and the newest before it whose step is a multiple of `every`; `keep` in all.
+
+    What was saved between for a signal goes as soon as it is not needed, so that a training which was interrupted
+    ends by averaging the same checkpoints as one that was not.
+    """
+    folders = saved_steps(run)
+    regular = [folder for folder in folders[:-1] if int(folder.name[5:]) % every == 0]
+    kept = {*regular[len(regular) - min(len(regular), keep - 1) :], *folders[-1:]}
+    for folder in folders:
+        if folder not in kept:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def average(checkpoints: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import inspect
 import re
+import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -301,7 +302,7 @@ class OptimConfig:
     """The score of the dev set that early stopping and the best checkpoint go by."""
     seed: int = 1
     """Seed of the weights, the order of the data and dropout."""
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
     """Of the forward pass's matrix products; weights, loss and optimizer are float32 always."""
 
     def __post_init__(self) -> None:
@@ -336,8 +337,8 @@ class OptimConfig:
 class TrainConfig:
     """How long and how often we look; none of it decides the result."""
 
-    device_tokens: int = 4096
-    """Tokens, padding included, that one forward pass on one device may hold on either side."""
+    device_tokens: int | Literal["auto"] = 4096
+    """Tokens, padding included, that one forward pass on one device may hold on either side; auto finds the most."""
     validate_every: int = 1000
     """Steps between two validations."""
     validate_sentences: int = 200
@@ -350,12 +351,20 @@ class TrainConfig:
     """Newest checkpoints that are kept, beside the best; the training ends by averaging them."""
     compile: bool = False
     """Compile the model with torch.compile."""
+    timeout: float = 600.0
+    """Seconds that a process waits for the others, at the beginning and in each exchange, before it gives up."""
+    silence: float = 60.0
+    """Seconds without a move after which the other processes name one that has fallen silent."""
 
     def __post_init__(self) -> None:
         _check(
             *(
                 (getattr(self, name) >= 1, f"train.{name} is {getattr(self, name)}; give at least 1.")
-                for name in ("device_tokens", "validate_every", "save_every", "log_every", "keep")
+                for name in ("validate_every", "save_every", "log_every", "keep", "timeout", "silence")
+            ),
+            (
+                self.device_tokens == "auto" or self.device_tokens >= 1,
+                f"train.device_tokens is {self.device_tokens}; give at least 1, or auto.",
             ),
             (
                 self.validate_sentences >= 0,
@@ -523,6 +532,8 @@ def _parse_yaml(text: str, name: str) -> Any:
 def _convert(value: Any, kind: Any) -> Any:
     """`value` as a setting of type `kind`; raises ValueError with what was expected."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):  # `int | Literal["auto"]`: a text can only be meant for the words.
+        return _convert(value, next(kind for kind in arguments if (kind in (int, float)) != isinstance(value, str)))
     if origin is Literal:
         if value in arguments and isinstance(value, str):
             return value

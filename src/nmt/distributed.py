@@ -1,20 +1,29 @@
 """Processes that train together: World is handed along as a value, and a world of one is the same object."""
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
-from torch import distributed, nn
+from torch import Tensor, distributed, nn
 
 from nmt.errors import ConfigError, NmtError
 
-TIMEOUT = timedelta(minutes=30)
-"""How long a process waits for the others: one validates while the rest wait."""
+
+@dataclass(frozen=True)
+class Later:
+    """A number that the processes agree on while this one goes on."""
+
+    value: Tensor
+    work: Any
+
+    def wait(self) -> int:
+        """The number, as soon as all have given theirs."""
+        self.work.wait()
+        return int(self.value.item())
 
 
 @dataclass(frozen=True)
@@ -24,6 +33,8 @@ class World:
     rank: int
     size: int
     device: torch.device
+    control: Any = None
+    """The process group of what follows here: always gloo's, so that none of it waits for a GPU."""
 
     @property
     def leads(self) -> bool:
@@ -34,8 +45,8 @@ class World:
         """The sums over all processes, equal on all."""
         if self.size == 1:
             return list(values)
-        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
-        distributed.all_reduce(tensor)
+        tensor = torch.tensor(values, dtype=torch.float64)
+        distributed.all_reduce(tensor, group=self.control)
         return [float(value) for value in tensor.tolist()]
 
     def from_leader(self, values: Sequence[float]) -> list[float]:
@@ -44,8 +55,24 @@ class World:
 
     def barrier(self) -> None:
         """Wait until every process is here."""
-        if self.size > 1:
-            self.sum([0.0])
+        self.sum([0.0])
+
+    def largest(self, value: int) -> Later:
+        """The largest value of all processes, which is not waited for here."""
+        tensor = torch.tensor(value)
+        work = distributed.all_reduce(tensor, distributed.ReduceOp.MAX, group=self.control, async_op=True)
+        return Later(tensor, work)
+
+    def gather(self, data: bytes) -> list[bytes]:
+        """What each process gives, by rank, equal on all."""
+        sizes = [int(n) for n in self.sum([float(len(data) if r == self.rank else 0) for r in range(self.size)])]
+        if self.size == 1:
+            return [data]
+        everything = torch.zeros(sum(sizes), dtype=torch.uint8)
+        start = sum(sizes[: self.rank])
+        everything[start : start + len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else 0
+        distributed.all_reduce(everything, group=self.control)
+        return [part.numpy().tobytes() for part in torch.split(everything, sizes)]
 
 
 def choose_device(name: str, local_rank: int = 0) -> torch.device:
@@ -72,26 +99,45 @@ def is_launched() -> bool:
 
 
 @contextmanager
-def join(device: str = "auto") -> Iterator[World]:
-    """The world of this process: what torchrun's environment says, or one process alone."""
+def join(device: str = "auto", timeout: float = 600.0) -> Iterator[World]:
+    """The world of this process: what torchrun's environment says, or one process alone.
+
+    A process waits `timeout` seconds for the others, here and later. Raises ConfigError if the environment is not
+    whole, NmtError if the others don't come.
+    """
     if not is_launched():
         yield World(0, 1, choose_device(device))
         return
     try:
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        where = f"{os.environ['MASTER_ADDR']}:{int(os.environ['MASTER_PORT'])}"
     except (KeyError, ValueError) as error:
         raise ConfigError(f"the launcher's environment is not whole ({error}); start with torchrun.") from error
+    if not 0 <= rank < size:
+        raise ConfigError(f"RANK is {rank}, but WORLD_SIZE is {size}; start with torchrun.")
     chosen = choose_device(device, local_rank)
-    backend = "nccl" if chosen.type == "cuda" else "gloo"
+    patience = timedelta(seconds=timeout)
     try:
-        distributed.init_process_group(backend, rank=rank, world_size=size, timeout=TIMEOUT)
+        backend = "nccl" if chosen.type == "cuda" else "gloo"
+        distributed.init_process_group(backend, rank=rank, world_size=size, timeout=patience)
+        control = distributed.new_group(backend="gloo", timeout=patience) if backend == "nccl" else None
     except (RuntimeError, ValueError) as error:
-        raise NmtError(f"process {rank} of {size} could not join the others: {error}") from error
+        raise NmtError(
+            f"process {rank} of {size} could not join the others at {where} within {timeout:.0f} s: "
+            f"{str(error).splitlines()[0]}\n"
+            f"Start exactly {size} processes, on a port that is free (torchrun --standalone finds one)."
+        ) from error
     try:
-        yield World(rank, size, chosen)
+        yield World(rank, size, chosen, control)
     finally:
         distributed.destroy_process_group()
+
+
+def is_lost_contact(error: BaseException) -> bool:
+    """Whether an error says that another process is gone or silent, not that something is wrong here."""
+    words = ("gloo", "nccl", "connection closed", "connection reset", "timed out waiting")
+    return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)
 
 
 def parallelize(model: nn.Module, world: World) -> nn.Module:
@@ -100,15 +146,3 @@ def parallelize(model: nn.Module, world: World) -> nn.Module:
         return model
     devices = [world.device] if world.device.type == "cuda" else None
     return nn.parallel.DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
-
-
-def launch(arguments: Sequence[str], processes: int) -> int:
-    """Start `python -m nmt ARGUMENTS` in so many processes on this machine; returns the exit code of torchrun.
-
-    On a CPU each gets its share of the cores as threads.
-    """
-    environment = dict(os.environ)
-    if "OMP_NUM_THREADS" not in environment:
-        environment["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // processes))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    return subprocess.run([*command, "-m", "nmt", *arguments], env=environment, check=False).returncode

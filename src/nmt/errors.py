@@ -23,3 +23,15 @@ class DataError(NmtError):
 
 class CheckpointError(NmtError):
     """A checkpoint or a run folder cannot be used."""
+
+
+class Preempted(NmtError):
+    """A training was asked to end by a signal, and has saved; the exit code is the usual one of that signal."""
+
+    def __init__(self, message: str, signal: int) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + signal
+
+
+class LostContact(NmtError):
+    """Another process of this training is gone or has failed, and says why; this one is well."""

@@ -71,7 +71,7 @@ def make_plan(config: Config, data: Data | None) -> dict[str, Any]:
     src_vocab, tgt_vocab = data.vocab if data else (config.bpe.vocab_size, config.bpe.vocab_size)
     parts = parameters(model, tgt_vocab, None if config.bpe.joint else src_vocab)
     total = sum(parts.values())
-    slots = min(train.device_tokens, optim.batch_tokens)
+    slots = optim.batch_tokens if train.device_tokens == "auto" else min(train.device_tokens, optim.batch_tokens)
     longest = data.longest if data else config.encode.max_tokens
     each = 4 if optim.precision == "float32" else 2
     kept = activation_bytes(model, max(slots, longest), max(slots, longest), each)
@@ -253,13 +253,13 @@ def measure(config: Config, stages: Sequence[Stage], device: str, steps: int = 5
     from nmt.batching import plan_updates
     from nmt.dataset import open_dataset
     from nmt.distributed import World, choose_device
-    from nmt.step import Trainer, train_step
+    from nmt.step import Trainer, rehearse, train_step
 
     encode = stages[2].writes
     data = open_dataset(encode, "train", config.data.src, config.data.tgt)
     world = World(0, 1, choose_device(device))
-    trainer = Trainer.build(config, world, _vocab(config, encode))
     updates = plan_updates(data.src.lengths, data.tgt.lengths, config.optim.batch_tokens, config.optim.seed, 0)
+    trainer = rehearse(Trainer.build(config, world, _vocab(config, encode)), data)
     chosen = updates[: steps + 1]
     begun = time.perf_counter()
     for step, update in enumerate(chosen, 1):

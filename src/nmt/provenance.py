@@ -3,6 +3,7 @@
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import platform
 import shutil
@@ -19,6 +20,8 @@ from typing import Any
 
 from nmt.config import Config, differences, from_dict, to_dict
 from nmt.errors import CheckpointError, ConfigError
+
+log = logging.getLogger(__name__)
 
 PACKAGES = ("torch", "numpy", "sentencepiece", "sacrebleu", "safetensors", "opencc")
 
@@ -60,6 +63,14 @@ def identity(config: Config, paths: TrainPaths) -> dict[str, Any]:
     }
 
 
+def unchanged(config: Config, paths: TrainPaths) -> bool:
+    """Whether the run folder is one of these settings and this data."""
+    try:
+        return not differences(json.loads((paths.run / "identity.json").read_text()), identity(config, paths))
+    except (OSError, ValueError):
+        return False
+
+
 def open_run(config: Config, paths: TrainPaths, *, fresh: bool) -> None:
     """Make the run folder whole in itself, or check that it is a run of the same settings and data.
 
@@ -68,7 +79,7 @@ def open_run(config: Config, paths: TrainPaths, *, fresh: bool) -> None:
     run, now = paths.run, identity(config, paths)
     try:
         if fresh:
-            for name in ("checkpoints", "best", "final", "tensorboard", "translate", "eval"):
+            for name in ("checkpoints", "best", "final", "tensorboard", "translate", "eval", "heartbeat"):
                 shutil.rmtree(run / name, ignore_errors=True)
             for name in ("metrics.jsonl", "identity.json", "status.json", "stamp.json"):
                 (run / name).unlink(missing_ok=True)
@@ -80,6 +91,10 @@ def open_run(config: Config, paths: TrainPaths, *, fresh: bool) -> None:
                     *(f"  {line}" for line in changed),
                     "Go on with the old ones, start over with nmt train --fresh, or give the run a --name of its own.",
                 )
+        if (run / "config.json").exists():
+            before, after = (to_dict(some)["train"] for some in (read_config(run), config))
+            for line in differences({"train": before}, {"train": after}):
+                log.info("train: going on with another setting: %s", line)
         (run / "tokenizer").mkdir(parents=True, exist_ok=True)
         for path in tokenizer_files(paths.bpe):
             shutil.copyfile(path, run / "tokenizer" / path.name)
@@ -151,3 +166,8 @@ def lock(run: Path) -> Iterator[None]:
         stream.write(f"pid {os.getpid()} on {socket.gethostname()}")
         stream.flush()
         yield
+
+
+def leads() -> bool:
+    """Whether this process is the one that writes, by the environment of whoever started it."""
+    return os.environ.get("RANK", "0") == "0"

@@ -3,6 +3,7 @@
 raw text -> clean -> bpe -> encode -> train -> translate -> eval
 """
 
+import contextlib
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -140,11 +141,15 @@ def train_here(
     config: Config, paths: "TrainPaths", *, device: str, fresh: bool = False, init_from: Path | None = None
 ) -> None:
     """Train in this process, which may be one of several that were started together."""
-    from nmt.distributed import join
-    from nmt.training import train_model
+    from nmt.provenance import leads, lock
 
-    with join(device) as world:
-        train_model(config, paths, world, fresh=fresh, init_from=init_from)
+    # Before torch is imported and before the processes meet: who comes second is told at once.
+    with lock(paths.run) if leads() else contextlib.nullcontext():
+        from nmt.distributed import join
+        from nmt.training import train_model
+
+        with join(device, config.train.timeout) as world:
+            train_model(config, paths, world, fresh=fresh, init_from=init_from)
 
 
 def _translate(config: Config, run: Path, clean: Path, device: str, out: Path) -> None:

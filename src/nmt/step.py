@@ -1,8 +1,10 @@
 """One update of the weights, and the loss of the dev set: the arithmetic of training, without files."""
 
 import contextlib
+import logging
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,10 +15,22 @@ from nmt.batching import Numbers, collate, cut, padding_share, share
 from nmt.config import Config
 from nmt.dataset import ParallelDataset
 from nmt.distributed import World, parallelize
+from nmt.errors import LostContact, NmtError
 from nmt.loss import label_smoothed_loss
 from nmt.model import Transformer
 from nmt.optimizer import build_optimizer, learning_rate, set_learning_rate
 from nmt.sizes import training_flops
+
+log = logging.getLogger(__name__)
+
+PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class Nowhere:
+    """Tells nobody where a training is; see nmt.watch.Heartbeat."""
+
+    def __call__(self, doing: str, rows: Sequence[int] | Numbers = (), step: int | None = None) -> None:
+        """This process now does that, with these lines of the training text."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +40,8 @@ class StepStats:
     loss: Tensor
     nll: Tensor
     grad_norm: Tensor
+    skipped: Tensor
+    """1 if the gradient was not finite, and so the update was left out; else 0."""
     rate: float
     tgt_tokens: int
     tokens: int
@@ -57,9 +73,15 @@ class Trainer:
     model: Transformer
     parallel: nn.Module
     optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    """Keeps gradients in the range of float16; does nothing in other precisions."""
+    device_tokens: int
+    """`train.device_tokens`, or what `auto` has found."""
+    at: Nowhere
+    """Is told where the training is."""
 
     @staticmethod
-    def build(config: Config, world: World, vocab_sizes: tuple[int, int]) -> "Trainer":
+    def build(config: Config, world: World, vocab_sizes: tuple[int, int], at: Nowhere | None = None) -> "Trainer":
         """A new model, equal on all processes."""
         torch.manual_seed(config.optim.seed)
         model = Transformer(config.model, vocab_sizes[1], None if config.bpe.joint else vocab_sizes[0])
@@ -69,19 +91,28 @@ class Trainer:
         if config.train.compile:
             # Not the loss: its loop over chunks would be unrolled, and compiled again for each number of chunks.
             model.compile(dynamic=True)
-        return Trainer(config, world, model, parallelize(training_model, world), optimizer)
+        scaler = torch.amp.GradScaler(world.device.type, enabled=config.optim.precision == "float16")
+        tokens = config.train.device_tokens
+        most = max(1, config.optim.batch_tokens // world.size)
+        limit = most if tokens == "auto" else tokens
+        return Trainer(
+            config, world, model, parallelize(training_model, world), optimizer, scaler, limit, at or Nowhere()
+        )
 
     def precision(self) -> contextlib.AbstractContextManager[Any]:
         """The context of a forward pass."""
         if self.config.optim.precision == "float32":
             return contextlib.nullcontext()
-        return torch.autocast(self.world.device.type, dtype=torch.bfloat16)
+        return torch.autocast(self.world.device.type, dtype=PRECISIONS[self.config.optim.precision])
+
+    def alone(self) -> contextlib.AbstractContextManager[Any]:
+        """The context of a backward pass whose gradients are not exchanged yet."""
+        return self.parallel.no_sync() if self.world.size > 1 else contextlib.nullcontext()  # type: ignore[operator]
 
 
 def micro_batches(trainer: Trainer, data: ParallelDataset, update: Numbers) -> list[Numbers]:
     """How an update is cut for the processes and devices at hand; see nmt.batching."""
-    limit = trainer.config.train.device_tokens
-    return cut(update, data.src.lengths, data.tgt.lengths, limit, trainer.world.size)
+    return cut(update, data.src.lengths, data.tgt.lengths, trainer.device_tokens, trainer.world.size)
 
 
 def train_step(trainer: Trainer, data: ParallelDataset, update: Numbers, step: int) -> StepStats:
@@ -101,29 +132,156 @@ def train_step(trainer: Trainer, data: ParallelDataset, update: Numbers, step: i
         # number of processes draws the same masks where the update is cut the same.
         torch.manual_seed(mix(optim.seed, step, number + 1))
         # Gradients are exchanged once, in the backward pass of the last micro-batch.
-        wait = turn < len(mine) - 1 and world.size > 1
-        with trainer.parallel.no_sync() if wait else contextlib.nullcontext():  # type: ignore[operator]
+        last = turn == len(mine) - 1
+        with contextlib.nullcontext() if last else trainer.alone(), memory_told(trainer, data, pairs):
+            trainer.at(f"forward pass of micro-batch {turn + 1} of {len(mine)}", data.rows[pairs], step)
             with trainer.precision():
                 loss, part_nll = trainer.parallel(batch.src, batch.tgt_in, batch.tgt_out, batch.real)
             started = _lap(seconds, "forward", started)
+            trainer.at(f"backward pass of micro-batch {turn + 1} of {len(mine)}", data.rows[pairs], step)
             # DDP takes the mean over processes; what is wanted is the sum over all, for each token of the update.
             weight = world.size / tgt_tokens if number >= 0 else 0.0
-            (loss * weight).backward()
+            trainer.scaler.scale(loss * weight).backward()
         started = _lap(seconds, "backward", started)
         if number >= 0:
             total += loss.detach()
             nll += part_nll
-    grad_norm = nn.utils.clip_grad_norm_(trainer.model.parameters(), optim.clip_norm or float("inf"))
     rate = learning_rate(step, optim, trainer.config.model.d_model)
     set_learning_rate(trainer.optimizer, rate)
-    trainer.optimizer.step()
+    grad_norm, skipped = update_weights(trainer)
     _lap(seconds, "optimizer", started)
     src_lengths = data.src.lengths[update]
     tokens = tgt_tokens + int(src_lengths.sum())
     vocabulary = trainer.model.embedding.num_embeddings
     flops = float(training_flops(trainer.config.model, vocabulary, src_lengths, tgt_lengths[update]).sum())
     padding = padding_share(parts, data.src.lengths, tgt_lengths)
-    return StepStats(total, nll, grad_norm, rate, tgt_tokens, tokens, flops, padding, seconds)
+    return StepStats(total, nll, grad_norm, skipped, rate, tgt_tokens, tokens, flops, padding, seconds)
+
+
+def update_weights(trainer: Trainer) -> tuple[Tensor, Tensor]:
+    """Clip the gradient and take the optimizer's step, unless the gradient is not finite; its norm, and 1 or 0.
+
+    Every process holds the same summed gradient, so all leave out the same steps.
+    """
+    trainer.scaler.unscale_(trainer.optimizer)
+    clip = trainer.config.optim.clip_norm or float("inf")
+    grad_norm = nn.utils.clip_grad_norm_(trainer.model.parameters(), clip)
+    skipped = (~torch.isfinite(grad_norm)).float()
+    # A fused Adam leaves weights, moments and step counts alone where this is 1, and nobody waits to be told.
+    trainer.optimizer.found_inf = skipped  # type: ignore[attr-defined]
+    trainer.scaler.step(trainer.optimizer)
+    trainer.scaler.update()
+    return grad_norm, skipped
+
+
+# ── memory ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class OutOfMemory(NmtError):
+    """A micro-batch does not fit; the message says how large it is and what to lower."""
+
+
+@contextlib.contextmanager
+def memory_told(trainer: Trainer, data: ParallelDataset, pairs: Numbers) -> Iterator[None]:
+    """Turn a failed allocation into OutOfMemory, with what was computed."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        wanted = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
+        if not wanted:
+            raise
+        src, tgt = data.src.lengths[pairs], data.tgt.lengths[pairs]
+        longest = int(np.argmax(src + tgt))
+        raise OutOfMemory(
+            f"process {trainer.world.rank} of {trainer.world.size} is out of memory on {trainer.world.device}, with "
+            f"a micro-batch of {len(pairs):,} pairs, {len(pairs) * int(max(src.max(), tgt.max())):,} token slots a "
+            f"side. Its longest pair has {src[longest]:,} + {tgt[longest]:,} tokens (line "
+            f"{int(data.rows[pairs[longest]]) + 1:,} of the clean training text).\n"
+            f"Lower train.device_tokens (now {trainer.device_tokens:,}; `auto` finds the largest that fits), or "
+            f"encode.max_tokens if the pair is alone in its micro-batch."
+        ) from error
+
+
+def largest(trainer: Trainer, data: ParallelDataset) -> Numbers:
+    """Pairs that fill a micro-batch as no other can, in any epoch: alike, and as many as `device_tokens` allows.
+
+    Memory grows with the token slots, and with the square of the lengths besides.
+    """
+    src, tgt = data.src.lengths, data.tgt.lengths
+    longer = np.maximum(src, tgt)
+    order = np.argsort(longer, kind="stable")
+    limit = min(trainer.device_tokens, trainer.config.optim.batch_tokens)
+    best, most = order[-1:], 0.0
+    for length in np.unique(longer):
+        end = int(np.searchsorted(longer[order], length, side="right"))
+        pairs = order[max(0, end - max(1, limit // int(length))) : end]
+        widths = (int(src[pairs].max()), int(tgt[pairs].max()))
+        size = len(pairs) * sum(n * (1 + n / trainer.config.model.d_model) for n in widths)
+        if size > most:
+            best, most = pairs, size
+    return best
+
+
+def rehearse(trainer: Trainer, data: ParallelDataset) -> Trainer:
+    """Compute the largest micro-batch there can be, so that what doesn't fit shows before the first step.
+
+    Changes neither weights nor moments nor anybody's random numbers. Where `train.device_tokens` is `auto`, the
+    trainer that comes back has the largest limit that fits. Raises OutOfMemory, on all processes if on one.
+    """
+    finds = trainer.config.train.device_tokens == "auto"
+    while True:
+        pairs = largest(trainer, data)
+        try:
+            error = _rehearse(trainer, data, pairs)
+        finally:
+            trainer.optimizer.zero_grad()
+            if trainer.world.device.type == "cuda":
+                torch.cuda.empty_cache()
+        failed = trainer.world.sum([float(error is not None)])[0]
+        if not failed:
+            break
+        smaller = trainer.device_tokens * 3 // 4
+        if not finds or smaller < int(max(data.src.lengths.max(), data.tgt.lengths.max())):
+            raise error or LostContact("another process is out of memory, and says with which pairs.")
+        trainer = replace(trainer, device_tokens=smaller)
+    if finds:
+        log.info("train: train.device_tokens is %s, the largest that fits", f"{trainer.device_tokens:,}")
+    if trainer.world.size > 1:
+        # DDP orders its buckets anew after the first backward pass, and sums of more than two numbers depend on that.
+        # So it happens here, before the first step of a new training and of one that goes on.
+        _pass(trainer, data, pairs, trainer.parallel)
+        trainer.optimizer.zero_grad()
+    return trainer
+
+
+def _rehearse(trainer: Trainer, data: ParallelDataset, pairs: Numbers) -> OutOfMemory | None:
+    """One pass; what went wrong if it does not fit, with a tenth of a GPU to spare if a limit is looked for."""
+    try:
+        with memory_told(trainer, data, pairs), trainer.alone():
+            weights = list(trainer.model.parameters())
+            # Adam's moments do not exist before the first step; they will take as much again as two sets of weights.
+            moments = [] if trainer.optimizer.state else [torch.empty_like(p) for p in (*weights, *weights)]
+            _pass(trainer, data, pairs, trainer.parallel)
+            del moments
+            if trainer.config.train.device_tokens == "auto" and trainer.world.device.type == "cuda":
+                total = torch.cuda.get_device_properties(trainer.world.device).total_memory
+                if torch.cuda.max_memory_reserved(trainer.world.device) > 0.9 * total:
+                    raise torch.OutOfMemoryError("nothing to spare")
+    except OutOfMemory as error:
+        return error
+    finally:
+        if trainer.world.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(trainer.world.device)
+    return None
+
+
+def _pass(trainer: Trainer, data: ParallelDataset, pairs: Numbers, model: nn.Module) -> None:
+    batch = collate(*data.take(pairs)).to(trainer.world.device)
+    devices = [trainer.world.device] if trainer.world.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        with trainer.precision():
+            loss, _ = model(batch.src, batch.tgt_in, batch.tgt_out, batch.real)
+        (loss * 0.0).backward()
 
 
 def mix(*numbers: int) -> int:

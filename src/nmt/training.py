@@ -1,98 +1,37 @@
-"""train: the loop, validation, and what is kept of it on disk."""
+"""train: the loop, and what is kept of it on disk."""
 
 import contextlib
+import json
 import logging
 import math
+import os
 import resource
-import shutil
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from nmt import checkpoint
 from nmt.batching import Numbers, plan_updates
 from nmt.config import Config
 from nmt.corpus import Normaliser
 from nmt.dataset import ParallelDataset, open_dataset, resample
-from nmt.distributed import World
-from nmt.errors import CheckpointError, NmtError
-from nmt.provenance import TrainPaths, lock, open_run, write_json
-from nmt.scoring import bleu
+from nmt.distributed import World, is_lost_contact
+from nmt.errors import CheckpointError, LostContact, NmtError, Preempted
+from nmt.launch import leave_word
+from nmt.provenance import TrainPaths, open_run, unchanged, write_json
 from nmt.sizes import peak_flops
-from nmt.step import StepStats, Trainer, dev_loss, mix, train_step
+from nmt.step import StepStats, Trainer, mix, rehearse, train_step
 from nmt.text import read_lines
 from nmt.tokenizer import Tokenizer, load_tokenizers
 from nmt.tracking import Tracker
-from nmt.translation import Translator
+from nmt.validation import DevSet, Progress, choose_final, validate
+from nmt.watch import Heartbeat, Skips, Stop, preempted
 
 log = logging.getLogger(__name__)
-
-SHOWN = 5
-"""Sentences of the dev set whose translations are shown at each validation."""
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Where a training is; with weights and optimizer it is all that going on needs."""
-
-    step: int = 0
-    epoch: int = 0
-    update: int = 0
-    """Updates of this epoch that are done."""
-    best_score: float | None = None
-    """Of the dev set, higher is better: BLEU, or minus the loss."""
-    best_step: int = 0
-    worse: int = 0
-    """Validations since the best one."""
-
-
-@dataclass(frozen=True)
-class DevSet:
-    """The dev set as ids for the loss and as text for BLEU, and what text is translated with."""
-
-    data: ParallelDataset
-    src: list[str]
-    tgt: list[str]
-    tokenizers: tuple[Tokenizer, Tokenizer]
-    normaliser: Normaliser
-
-
-def translate_dev(trainer: Trainer, dev: DevSet, sentences: int) -> tuple[float, list[str]]:
-    """BLEU on raw text, and the translations, of the first `sentences`; the leading process works it out for all."""
-    hyps: list[str] = []
-    score = [0.0]
-    if trainer.world.leads:
-        translator = Translator(trainer.model, *dev.tokenizers, dev.normaliser, trainer.config, trainer.world.device)
-        trainer.model.eval()
-        hyps = translator.translate(dev.src[:sentences])
-        trainer.model.train()
-        score = [bleu(hyps, [[ref] for ref in dev.tgt[:sentences]], trainer.config.data.tgt).value]
-    return trainer.world.from_leader(score)[0], hyps
-
-
-def validate(trainer: Trainer, dev: DevSet, progress: Progress, tracker: Tracker) -> Progress:
-    """Measure the dev set, show a few translations, and note whether it is the best so far."""
-    started, sentences = time.perf_counter(), trainer.config.train.validate_sentences
-    loss, nll = dev_loss(trainer, dev.data)
-    values = {"loss": loss, "nll": nll, "ppl": math.exp(min(nll, 20))}
-    score = -loss
-    if sentences:
-        values["bleu"], hyps = translate_dev(trainer, dev, sentences)
-        rows = list(zip(dev.src, dev.tgt, hyps, strict=False))[:SHOWN]
-        tracker.translations(progress.step, rows)
-        if trainer.config.optim.stop_on == "bleu":
-            score = values["bleu"]
-    tracker.numbers("dev", progress.step, values | {"seconds": time.perf_counter() - started})
-    if progress.best_score is None or score > progress.best_score:
-        return replace(progress, best_score=score, best_step=progress.step, worse=0)
-    return replace(progress, worse=progress.worse + 1)
-
-
-# ── the loop ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def train_model(
@@ -101,66 +40,87 @@ def train_model(
     """Train until max_steps or until patience ends, going on from the newest checkpoint, and choose the final model.
 
     `fresh` starts over; `init_from` is a run whose final weights a new training begins with. A finished run is left
-    as it is.
+    as it is. Raises Preempted when a signal ended it after a save. Who calls this holds the run's lock.
     """
-    with lock(paths.run) if world.leads else contextlib.nullcontext():
-        if world.leads:
-            open_run(config, paths, fresh=fresh)
-        world.barrier()
-        tokenizers = load_tokenizers(paths.bpe, config.data.src, config.data.tgt)
-        trainer = Trainer.build(config, world, (len(tokenizers[0]), len(tokenizers[1])))
-        progress = resume(trainer, paths.run, init_from)
-        if is_over(config, progress) and (paths.run / "final").exists():
-            log.info("train: %s is finished at step %s; nothing to do", paths.run, f"{progress.step:,}")
-            return
-        dev = DevSet(
-            open_dataset(paths.encode, "dev", config.data.src, config.data.tgt),
-            read_lines(paths.clean / f"dev.{config.data.src}"),
-            read_lines(paths.clean / f"dev.{config.data.tgt}"),
-            tokenizers,
-            Normaliser.load(paths.clean / "normalisation.json"),
-        )
-        tell(trainer, paths.run, "running", progress)
-        tracker = Tracker(paths.run, first_step=progress.step, last_step=config.optim.max_steps, writes=world.leads)
+    if not fresh and world.from_leader([float(is_finished(config, paths))])[0]:
+        log.info("train: %s is finished; nothing to do", paths.run)
+        return
+    if world.leads:
+        open_run(config, paths, fresh=fresh)
+    world.barrier()
+    with Heartbeat(paths.run / "heartbeat", world, config.train.silence) as heartbeat:
         try:
-            with tracker:
+            tokenizers = load_tokenizers(paths.bpe, config.data.src, config.data.tgt)
+            trainer = Trainer.build(config, world, (len(tokenizers[0]), len(tokenizers[1])), heartbeat)
+            progress = resume(trainer, paths.run, init_from)
+            if not is_over(config, progress):
+                trainer, progress = make_room(trainer, paths, progress)
+            dev = DevSet(
+                open_dataset(paths.encode, "dev", config.data.src, config.data.tgt),
+                read_lines(paths.clean / f"dev.{config.data.src}"),
+                read_lines(paths.clean / f"dev.{config.data.tgt}"),
+                tokenizers,
+                Normaliser.load(paths.clean / "normalisation.json"),
+            )
+            tell(trainer, paths.run, "running", progress)
+            with Tracker(
+                paths.run, first_step=progress.step, last_step=config.optim.max_steps, writes=world.leads
+            ) as tracker:
                 progress = loop(trainer, paths, dev, progress, tracker)
                 choose_final(trainer, paths.run, dev, progress, tracker)
-        except BaseException:
-            tell(trainer, paths.run, "failed", progress)
-            raise
-        tell(trainer, paths.run, "finished", progress)
+            tell(trainer, paths.run, "finished", progress)
+        except BaseException as error:
+            raise give_up(paths.run, world, heartbeat.place["step"], error) from error.__cause__ or error.__context__
+
+
+def make_room(trainer: Trainer, paths: TrainPaths, progress: Progress) -> tuple[Trainer, Progress]:
+    """Rehearse the largest micro-batch; what `device_tokens: auto` has found once stays, for updates are cut by it."""
+    data, finds = trainer.config.data, trainer.config.train.device_tokens == "auto"
+    if finds and progress.device_tokens:
+        trainer = replace(trainer, device_tokens=progress.device_tokens)
+    trainer = rehearse(trainer, open_dataset(paths.encode, "train", data.src, data.tgt))
+    return trainer, replace(progress, device_tokens=trainer.device_tokens if finds else 0)
 
 
 def loop(trainer: Trainer, paths: TrainPaths, dev: DevSet, progress: Progress, tracker: Tracker) -> Progress:
     """Step, log, validate and save until the training is over."""
-    train = trainer.config.train
-    meter = Meter(trainer.world, trainer.config.optim.precision)
+    train, run = trainer.config.train, paths.run
+    skips, meter = Skips(progress.skipped), Meter(trainer.world, trainer.config.optim.precision)
     trainer.model.train()
-    for data, update, position in updates(trainer.config, paths, dev.tokenizers, progress):
-        if is_over(trainer.config, progress):
-            break
-        progress = replace(progress, step=progress.step + 1, epoch=position[0], update=position[1])
-        meter.add(train_step(trainer, data, update, progress.step))
-        tracker.advance()
-        last = progress.step >= trainer.config.optim.max_steps
-        if progress.step % train.log_every == 0 or last:
-            tracker.numbers("train", progress.step, meter.report() | {"epoch": progress.epoch})
-        if progress.step % train.validate_every == 0 or last:
-            progress = validate(trainer, dev, progress, tracker)
-            if progress.best_step == progress.step and trainer.world.leads:
-                checkpoint.save(paths.run / "best", trainer.model.state_dict(), asdict(progress))
-            meter.restart()
-        if progress.step % train.save_every == 0 or last or is_over(trainer.config, progress):
-            save(trainer, paths.run, progress)
-            meter.restart()
+    with Stop(trainer.world) as stop:
+        for data, update, (epoch, done) in updates(trainer.config, paths, dev.tokenizers, progress):
+            if is_over(trainer.config, progress):
+                break
+            progress = replace(progress, step=progress.step + 1, epoch=epoch, update=done)
+            stats = train_step(trainer, data, update, progress.step)
+            meter.add(stats)
+            tracker.advance()
+            last = progress.step >= trainer.config.optim.max_steps
+            due = progress.step % train.save_every == 0 or last
+            skips.add(progress.step, stats.skipped, data.rows[update].tolist())
+            signal = stop.agreed()
+            if progress.step % train.log_every == 0 or last:
+                skips.settle()
+                tracker.numbers("train", progress.step, meter.report() | {"epoch": epoch, "skipped": skips.count})
+            if progress.step % train.validate_every == 0 or last:
+                progress = validate(trainer, dev, progress, tracker)
+                if progress.best_step == progress.step and trainer.world.leads:
+                    checkpoint.save(run / "best", trainer.model.state_dict(), asdict(progress))
+                meter.restart()
+            if due or signal or is_over(trainer.config, progress):
+                skips.settle()
+                progress = replace(progress, skipped=skips.count)
+                save(trainer, run, progress)
+                meter.restart()
+            if signal:
+                raise preempted(signal, progress.step)
     return progress
 
 
 def updates(
     config: Config, paths: TrainPaths, tokenizers: tuple[Tokenizer, Tokenizer], progress: Progress
 ) -> Iterator[tuple[ParallelDataset, Numbers, tuple[int, int]]]:
-    """Updates without end from where `progress` is: data, pairs, and the (epoch, update) that is reached by it."""
+    """Updates without end from where `progress` is: data, pairs, and the (epoch, updates of it) that are done by it."""
     src, tgt, seed = config.data.src, config.data.tgt, config.optim.seed
     plain = data = open_dataset(paths.encode, "train", src, tgt)
     text: tuple[Sequence[str], Sequence[str]] = ((), ())
@@ -204,16 +164,25 @@ class Meter:
             self.since = time.perf_counter()
 
     def report(self) -> dict[str, float]:
-        """Means over the steps since the last report; loss and nll are in nats for each target token."""
+        """Means over the steps since the last report; loss and nll are in nats for each target token.
+
+        A step that was left out counts for the speed alone: its loss is no number.
+        """
         stats, now = self.stats, time.perf_counter()
-        loss, nll = self.world.sum([float(sum(s.loss for s in stats)), float(sum(s.nll for s in stats))])
-        tgt_tokens, seconds = sum(s.tgt_tokens for s in stats), now - self.since
-        values = {
-            "loss": loss / tgt_tokens,
-            "nll": nll / tgt_tokens,
-            "ppl": math.exp(min(nll / tgt_tokens, 20)),
-            "learning_rate": stats[-1].rate,
-            "grad_norm": float(sum(s.grad_norm for s in stats)) / len(stats),
+        seconds = now - self.since
+        taken = [s for s in stats if not s.skipped.item()]
+        loss, nll = self.world.sum([float(sum(s.loss for s in taken)), float(sum(s.nll for s in taken))])
+        values: dict[str, float] = {}
+        if taken:
+            tgt_tokens = sum(s.tgt_tokens for s in taken)
+            values = {
+                "loss": loss / tgt_tokens,
+                "nll": nll / tgt_tokens,
+                "ppl": math.exp(min(nll / tgt_tokens, 20)),
+                "learning_rate": stats[-1].rate,
+                "grad_norm": float(sum(s.grad_norm for s in taken)) / len(taken),
+            }
+        values |= {
             "tokens_per_second": sum(s.tokens for s in stats) / seconds,
             "padding": sum(s.padding for s in stats) / len(stats),
         }
@@ -235,6 +204,17 @@ def peak_memory(device: torch.device) -> float:
 # ── files ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def is_finished(config: Config, paths: TrainPaths) -> bool:
+    """Whether the run has been trained to its end with these settings and this data, and has its final model."""
+    try:
+        status = json.loads((paths.run / "status.json").read_text())
+        state, progress = status.pop("state"), Progress(**status)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+    ended = state == "finished" and is_over(config, progress)
+    return ended and unchanged(config, paths) and checkpoint.fault(paths.run / "final") is None
+
+
 def resume(trainer: Trainer, run: Path, init_from: Path | None) -> Progress:
     """Load the newest checkpoint, or the weights to begin with, into the trainer."""
     folder = checkpoint.newest(run)
@@ -242,6 +222,7 @@ def resume(trainer: Trainer, run: Path, init_from: Path | None) -> Progress:
         weights, state = checkpoint.load(folder)
         trainer.model.load_state_dict(weights)
         checkpoint.restore_optimizer(trainer.optimizer, trainer.model, checkpoint.load_optimizer(folder))
+        trainer.scaler.load_state_dict(state.pop("scaler", {}))
         log.info("train: going on from %s", folder)
         return Progress(**state)
     if init_from is not None:
@@ -262,13 +243,28 @@ def resume(trainer: Trainer, run: Path, init_from: Path | None) -> Progress:
 
 def save(trainer: Trainer, run: Path, progress: Progress) -> None:
     """Write a checkpoint and remove the oldest; every process waits until it is on the disk."""
+    trainer.at("saving")
     if trainer.world.leads:
+        started = time.perf_counter()
         tensors = checkpoint.optimizer_tensors(trainer.optimizer, trainer.model)
         folder = checkpoint.step_folder(run, progress.step)
-        checkpoint.save(folder, trainer.model.state_dict(), asdict(progress), tensors)
-        checkpoint.prune(run, trainer.config.train.keep)
+        state = asdict(progress) | ({"scaler": trainer.scaler.state_dict()} if trainer.scaler.is_enabled() else {})
+        checkpoint.save(folder, trainer.model.state_dict(), state, tensors)
+        checkpoint.prune(run, trainer.config.train.keep, trainer.config.train.save_every)
         tell(trainer, run, "running", progress)
+        warn_of_grace(time.perf_counter() - started)
     trainer.world.barrier()
+
+
+def warn_of_grace(seconds: float) -> None:
+    """Say so if a save takes more than half of the time that torchrun gives a process which it has told to end."""
+    grace = float(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30"))
+    if "TORCHELASTIC_RUN_ID" in os.environ and seconds > grace / 2:
+        log.warning(
+            "train: saving took %.0f s, more than half of the %.0f s that torchrun leaves for it after a signal; "
+            "set TORCH_ELASTIC_SHUTDOWN_TIMEOUT to %.0f.",
+            *(seconds, grace, 4 * seconds),
+        )
 
 
 def tell(trainer: Trainer, run: Path, state: str, progress: Progress) -> None:
@@ -277,31 +273,17 @@ def tell(trainer: Trainer, run: Path, state: str, progress: Progress) -> None:
         write_json(run / "status.json", {"state": state, **asdict(progress)})
 
 
-def choose_final(trainer: Trainer, run: Path, dev: DevSet, progress: Progress, tracker: Tracker) -> None:
-    """Compare the average of the kept checkpoints with the best one on the whole dev set; the winner is `final`."""
-    folders = [path for path in checkpoint.saved_steps(run) if checkpoint.fault(path) is None]
-    candidates = {f"average of {len(folders)}": folders}
-    if checkpoint.fault(run / "best") is None:
-        candidates[f"best (step {progress.best_step:,})"] = [run / "best"]
-    scores: dict[str, float] = {}
-    chosen: dict[str, Tensor] = {}
-    for name, members in candidates.items():
-        weights = checkpoint.average_folders(members)
-        trainer.model.load_state_dict(weights)
-        if trainer.config.optim.stop_on == "bleu" and trainer.config.train.validate_sentences:
-            score, _ = translate_dev(trainer, dev, len(dev.src))
-        else:
-            score = -dev_loss(trainer, dev.data)[0]
-        if not scores or score > max(scores.values()):
-            chosen = weights
-        scores[name] = score
-    if not chosen:
-        raise NmtError(f"no checkpoint in {run} is whole; nothing can be made final.")
-    table = ", ".join(f"{name}: {score:.2f}" for name, score in scores.items())
-    tracker.say(f"train: on the whole dev set, {table}")
-    if trainer.world.leads:
-        best = max(scores, key=scores.__getitem__)
-        checkpoint.save(run / "final", chosen, {"made_of": best, "dev_scores": scores, "step": progress.step})
-        for left_over in run.glob(".*.part"):
-            shutil.rmtree(left_over, ignore_errors=True)
-    trainer.world.barrier()
+def give_up(run: Path, world: World, step: int, error: BaseException) -> BaseException:
+    """Write down that a training ends before its end, and why; returns what is to be raised."""
+    asked = isinstance(error, (Preempted, KeyboardInterrupt, SystemExit))
+    if is_lost_contact(error):
+        error = LostContact(f"lost contact with the other processes: {str(error).splitlines()[0]}")
+    if world.leads:
+        with contextlib.suppress(OSError, ValueError):  # What ended the training matters more, and may be the same.
+            status: dict[str, Any] = json.loads((run / "status.json").read_text())
+            write_json(run / "status.json", status | {"state": "preempted" if asked else "failed"})
+    if world.size > 1 and not asked:
+        kind = "" if isinstance(error, NmtError) else f"{type(error).__name__}: "
+        word = f"process {world.rank} of {world.size}, step {step:,}: {kind}{error}"
+        leave_word(word, is_consequence=isinstance(error, LostContact))
+    return error

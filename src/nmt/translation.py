@@ -191,6 +191,19 @@ class Translator:
         """The translation of each line."""
         return [best.text for best, *_ in self.stream(lines)]
 
+    def deal(self, lines: Sequence[str], shares: int) -> list[list[int]]:
+        """The places of the lines, in whole batches and in turn, for so many translators that share the work.
+
+        Each of them makes the same batches of its lines as one translator would make of all (lines that are
+        translated in parts excepted), so they get the same translations to the last bit.
+        """
+        dealt: list[list[int]] = [[] for _ in range(shares)]
+        firsts = [part for part in self._parts(lines, [""] * len(lines), 0) if part.number == 0]
+        sizes = [len(part.src) for part in firsts]
+        for turn, batch in enumerate(batches(sizes, self.settings.beam, self.settings.batch_tokens)):
+            dealt[turn % shares] += [firsts[i].line for i in batch]
+        return [sorted(numbers) for numbers in dealt]
+
     def translate_nbest(self, lines: Sequence[str], options: Options) -> list[list[Translation]]:
         """For each line up to `options.n_best` translations, the best first."""
         return list(self.stream(lines, options))

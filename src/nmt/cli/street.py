@@ -154,8 +154,8 @@ def _again(
 
 def _launch(options: list[str], processes: int, config: Config, paths: "TrainPaths") -> None:
     """Train in several processes of this machine."""
-    from nmt.distributed import launch
+    from nmt.launch import launch
 
-    code = launch(["train", *options], processes)
+    code = launch(["-m", "nmt", "train", *options], processes)
     if code:
         raise typer.Exit(code)

@@ -1,0 +1,124 @@
+"""`--processes N`: N processes of this machine that train together, as torchrun would start them, without its agent.
+
+They find each other by torchrun's environment variables. This process passes signals on, ends the rest when one of
+them fails, says last which one it was and why, and leaves with that one's exit code.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+GRACE = 10.0
+"""Seconds that the rest have, after one process failed, to notice it and to write down what they must."""
+
+
+def launch(arguments: Sequence[str], processes: int) -> int:
+    """Start `python ARGUMENTS` so many times and wait; returns 0, or the exit code of the first that failed.
+
+    On a CPU each gets its share of the cores as threads.
+    """
+    environment = os.environ | {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(_free_port()),
+        "WORLD_SIZE": str(processes),
+        "LOCAL_WORLD_SIZE": str(processes),
+    }
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // processes)))
+    workers: list[subprocess.Popen[bytes]] = []
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        for worker in workers:
+            worker.send_signal(number)
+
+    # Not by the terminal as well: a worker that gets Ctrl-C twice ends without saving. So each has its own session.
+    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    with tempfile.TemporaryDirectory(prefix="nmt-") as folder:
+        try:
+            for rank in range(processes):
+                errors = Path(folder, f"{rank}.json")
+                own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "TORCHELASTIC_ERROR_FILE": str(errors)}
+                command = [sys.executable, *arguments]
+                workers.append(
+                    subprocess.Popen(
+                        command, env=environment | own, start_new_session=True, preexec_fn=_die_with_parent
+                    )
+                )
+            return _wait(workers, Path(folder))
+        finally:
+            for worker in workers:
+                worker.kill()
+                worker.wait()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _wait(workers: Sequence["subprocess.Popen[bytes]"], folder: Path) -> int:
+    """Wait for all; when one fails, the rest may take GRACE seconds more."""
+    failed: dict[int, float] = {}
+    until = float("inf")
+    while any(worker.poll() is None for worker in workers):
+        for rank, worker in enumerate(workers):
+            if worker.poll() and rank not in failed:
+                failed[rank] = time.time()
+                # Settings are refused before the processes know of each other: nobody has anything to write down.
+                until = min(until, time.time() + (0 if worker.poll() == 2 else GRACE))
+        if time.time() > until:
+            for worker in workers:
+                worker.kill()
+        time.sleep(0.05)
+    failed |= {rank: time.time() for rank, worker in enumerate(workers) if worker.poll() and rank not in failed}
+    if not failed:
+        return 0
+    # One that fails because another is gone may be seen first; what they have written themselves knows better.
+    words = {rank: _word(folder / f"{rank}.json") for rank in failed}
+    first = min(failed, key=lambda rank: words[rank][0] or failed[rank])
+    code = workers[first].returncode
+    if words[first][1]:
+        print(words[first][1], file=sys.stderr)
+    elif code < 0:
+        print(f"process {first} of {len(workers)} was ended by {signal.Signals(-code).name}.", file=sys.stderr)
+    return code if code > 0 else 128 - code
+
+
+def _word(path: Path) -> tuple[float, str]:
+    """When a process failed and what it said about it; zero and nothing if it said nothing."""
+    try:
+        message = json.loads(path.read_bytes())["message"]
+        return float(message["extraInfo"]["seconds"]), str(message["message"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0.0, ""
+
+
+def leave_word(text: str, *, is_consequence: bool = False) -> None:
+    """Tell whoever started this process why it fails, in the file that torchrun's agent and `launch` read.
+
+    The earliest word is taken for the cause; a consequence, such as a lost connection, is dated later than it is.
+    """
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path:
+        now = time.time() + (60 if is_consequence else 0)
+        extra = {"py_callstack": text, "timestamp": str(int(now)), "seconds": now}
+        Path(path).write_text(json.dumps({"message": {"message": text, "extraInfo": extra}}))
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _die_with_parent() -> None:
+    """Linux ends this process when the one that started it is gone, even if that was killed with -9."""
+    try:
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    except (OSError, AttributeError):
+        return

@@ -1,0 +1,125 @@
+"""How good a model is by now: loss and BLEU of the dev set, and which weights a training ends with."""
+
+import logging
+import math
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torch import Tensor
+
+from nmt import checkpoint
+from nmt.corpus import Normaliser
+from nmt.dataset import ParallelDataset
+from nmt.errors import NmtError
+from nmt.scoring import bleu
+from nmt.step import Trainer, dev_loss
+from nmt.tokenizer import Tokenizer
+from nmt.tracking import Tracker
+from nmt.translation import Translator
+
+log = logging.getLogger(__name__)
+
+SHOWN = 5
+"""Sentences of the dev set whose translations are shown at each validation."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a training is; with weights and optimizer it is all that going on needs."""
+
+    step: int = 0
+    epoch: int = 0
+    update: int = 0
+    """Updates of this epoch that are done."""
+    best_score: float | None = None
+    """Of the dev set, higher is better: BLEU, or minus the loss."""
+    best_step: int = 0
+    worse: int = 0
+    """Validations since the best one."""
+    skipped: int = 0
+    """Updates that were left out because their gradient was not finite."""
+    device_tokens: int = 0
+    """How updates were cut by `train.device_tokens: auto`; 0 if it was not asked."""
+
+
+@dataclass(frozen=True)
+class DevSet:
+    """The dev set as ids for the loss and as text for BLEU, and what text is translated with."""
+
+    data: ParallelDataset
+    src: list[str]
+    tgt: list[str]
+    tokenizers: tuple[Tokenizer, Tokenizer]
+    normaliser: Normaliser
+
+
+def translate_dev(trainer: Trainer, dev: DevSet, sentences: int) -> tuple[float, list[str]]:
+    """BLEU on raw text, and the translations, of the first `sentences`; every process translates a share.
+
+    They are shared out in whole batches, so that each sentence meets the neighbours that it would meet with one
+    process, and not even the rounding of its scores differs.
+    """
+    world, lines = trainer.world, dev.src[:sentences]
+    translator = Translator(trainer.model, *dev.tokenizers, dev.normaliser, trainer.config, world.device)
+    shares = translator.deal(lines, world.size)
+    trainer.at("translating the dev set")
+    trainer.model.eval()
+    mine = translator.translate([lines[number] for number in shares[world.rank]])
+    trainer.model.train()
+    hyps = [""] * len(lines)
+    for numbers, text in zip(shares, world.gather("\n".join(mine).encode()), strict=True):
+        for number, hyp in zip(numbers, text.decode().split("\n"), strict=bool(numbers)):
+            hyps[number] = hyp
+    score = bleu(hyps, [[ref] for ref in dev.tgt[:sentences]], trainer.config.data.tgt).value if world.leads else 0.0
+    return world.from_leader([score])[0], hyps
+
+
+def validate(trainer: Trainer, dev: DevSet, progress: Progress, tracker: Tracker) -> Progress:
+    """Measure the dev set, show a few translations, and note whether it is the best so far."""
+    started, sentences = time.perf_counter(), trainer.config.train.validate_sentences
+    loss, nll = dev_loss(trainer, dev.data)
+    values = {"loss": loss, "nll": nll, "ppl": math.exp(min(nll, 20))}
+    score = -loss
+    if sentences:
+        values["bleu"], hyps = translate_dev(trainer, dev, sentences)
+        rows = list(zip(dev.src, dev.tgt, hyps, strict=False))[:SHOWN]
+        tracker.translations(progress.step, rows)
+        if trainer.config.optim.stop_on == "bleu":
+            score = values["bleu"]
+    tracker.numbers("dev", progress.step, values | {"seconds": time.perf_counter() - started})
+    if progress.best_score is None or score > progress.best_score:
+        return replace(progress, best_score=score, best_step=progress.step, worse=0)
+    return replace(progress, worse=progress.worse + 1)
+
+
+def choose_final(trainer: Trainer, run: Path, dev: DevSet, progress: Progress, tracker: Tracker) -> None:
+    """Compare the average of the kept checkpoints with the best one on the whole dev set; the winner is `final`."""
+    folders = [path for path in checkpoint.saved_steps(run) if checkpoint.fault(path) is None]
+    candidates: dict[str, Sequence[Path]] = {f"average of {len(folders)}": folders} if folders else {}
+    if checkpoint.fault(run / "best") is None:
+        candidates[f"best (step {progress.best_step:,})"] = [run / "best"]
+    scores: dict[str, float] = {}
+    chosen: dict[str, Tensor] = {}
+    for name, members in candidates.items():
+        weights = checkpoint.average_folders(members)
+        trainer.model.load_state_dict(weights)
+        if trainer.config.optim.stop_on == "bleu" and trainer.config.train.validate_sentences:
+            score, _ = translate_dev(trainer, dev, len(dev.src))
+        else:
+            score = -dev_loss(trainer, dev.data)[0]
+        if not scores or score > max(scores.values()):
+            chosen = weights
+        scores[name] = score
+    if not chosen:
+        raise NmtError(f"no checkpoint in {run} is whole; nothing can be made final.")
+    table = ", ".join(f"{name}: {score:.2f}" for name, score in scores.items())
+    tracker.say(f"train: on the whole dev set, {table}")
+    if trainer.world.leads:
+        best = max(scores, key=scores.__getitem__)
+        checkpoint.save(run / "final", chosen, {"made_of": best, "dev_scores": scores, "step": progress.step})
+        for left_over in run.glob(".*.part"):
+            shutil.rmtree(left_over, ignore_errors=True)
+    trainer.world.barrier()

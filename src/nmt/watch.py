@@ -1,0 +1,179 @@
+"""While a training runs: a signal that asks it to end, updates that are left out, and processes that fall silent."""
+
+import json
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+from torch import Tensor
+
+from nmt.batching import Numbers
+from nmt.distributed import Later, World
+from nmt.errors import NmtError, Preempted
+from nmt.step import Nowhere
+
+log = logging.getLogger(__name__)
+
+IN_A_ROW = 10
+"""Updates without a finite gradient, one after the other, after which a training is given up."""
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Stop:
+    """Notes a signal that asks to end, so that all processes save at the same step; a second one ends this at once."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.noted = world, 0
+        self.asked: Later | None = None
+        self.before: dict[int, Any] = {}
+
+    def __enter__(self) -> "Stop":
+        if threading.current_thread() is threading.main_thread():  # Nobody else may have handlers.
+            self.before = {number: signal.signal(number, self._note) for number in SIGNALS}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+        if kind is None and self.asked is not None:
+            self.asked.wait()  # Else the others would wait for an answer in vain.
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.noted = number
+        for each in SIGNALS:
+            signal.signal(each, signal.SIG_DFL)
+
+    def agreed(self) -> int:
+        """The signal that some process had got when this was last asked (0: none), equal on all.
+
+        The answer is a step old, so that no step waits for it; a process that is alone knows at once.
+        """
+        if self.world.size == 1:
+            return self.noted
+        before, self.asked = self.asked, self.world.largest(self.noted)
+        return before.wait() if before else 0
+
+
+class Skips:
+    """Counts updates that were left out because their gradient was not finite.
+
+    Whether one was is read a step late, so that the device need not be waited for.
+    """
+
+    def __init__(self, count: int = 0) -> None:
+        self.count, self.in_a_row = count, 0
+        self.unread: list[tuple[int, Tensor, Sequence[int]]] = []
+
+    def add(self, step: int, skipped: Tensor, rows: Sequence[int]) -> list[int]:
+        """Take in whether `step`, which had these rows of the training text, was left out; see `settle`."""
+        self.unread.append((step, skipped, rows))
+        return self.settle(rest=1)
+
+    def settle(self, rest: int = 0) -> list[int]:
+        """Look at all but the last `rest` steps; returns those left out. Raises NmtError after ten in a row."""
+        found = []
+        while len(self.unread) > rest:
+            step, skipped, rows = self.unread.pop(0)
+            if not skipped.item():
+                self.in_a_row = 0
+                continue
+            found.append(step)
+            self.count, self.in_a_row = self.count + 1, self.in_a_row + 1
+            lines = ", ".join(str(row + 1) for row in sorted(rows)[:20])
+            more = f" and {len(rows) - 20:,} more" if len(rows) > 20 else ""
+            log.warning("train step %s: the gradient is not finite; the update is left out", f"{step:,}")
+            if self.in_a_row == IN_A_ROW:
+                raise NmtError(
+                    f"steps {step - IN_A_ROW + 1:,} to {step:,}: the gradient was not finite {IN_A_ROW} times in a "
+                    f"row. The pairs of the last one are lines {lines}{more} of the clean training text.\n"
+                    "The weights and the checkpoints are as they were before. Try a lower optim.learning_rate, a "
+                    "longer optim.warmup_steps, or bfloat16 instead of float16."
+                )
+        return found
+
+
+class Heartbeat(Nowhere):
+    """Writes where this process is, and warns when the next one has not moved for a while. Used as a context.
+
+    Each watches one other, so a silent process is named by one of the rest, whichever it is. A process alone has
+    nobody to watch. What is written is for the other processes and for people: `heartbeat/process-3.json`.
+    """
+
+    def __init__(self, folder: Path, world: World, silence: float) -> None:
+        self.folder, self.world, self.silence = folder, world, silence
+        self.place: dict[str, Any] = {"moves": 0, "step": 0, "doing": "getting ready", "rows": []}
+        self.ended = threading.Event()
+        self.thread = threading.Thread(target=self._run, daemon=True)
+
+    def __call__(self, doing: str, rows: Sequence[int] | Numbers = (), step: int | None = None) -> None:
+        """This process now does that, with these lines of the training text (from 0)."""
+        now = self.place["step"] if step is None else step
+        self.place = {"moves": self.place["moves"] + 1, "step": now, "doing": doing, "rows": rows}
+
+    def __enter__(self) -> "Heartbeat":
+        if self.world.size > 1:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._write(0)
+            self.thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.world.size > 1:
+            self.ended.set()
+            self.thread.join()
+            self._file(self.world.rank).unlink(missing_ok=True)
+
+    def _run(self) -> None:
+        last, since, told, beats = None, time.monotonic(), False, 0
+        while not self.ended.wait(self.silence / 6):
+            beats += 1
+            try:
+                self._write(beats)
+                theirs = json.loads(self._file(self._next()).read_bytes())
+            except (OSError, ValueError):
+                continue  # A disk that is full for a moment, or a process that has ended: not for this thread to tell.
+            # Who waits for another has moved on, or stands at the same place; who has not been heard of stands still.
+            moved = (theirs["beats"], theirs["moves"] if theirs["moves"] < self.place["moves"] else -1)
+            silent = last is not None and (moved[0] == last[0] or (moved[1] == last[1] != -1))
+            if not silent:
+                last, since, told = moved, time.monotonic(), False
+            elif not told and time.monotonic() - since > self.silence:
+                log.warning("train: %s", self._sentence(theirs))
+                told = True
+
+    def _sentence(self, theirs: dict[str, Any]) -> str:
+        rows = f", pairs {', '.join(str(row + 1) for row in theirs['rows'])}" if theirs["rows"] else ""
+        return (
+            f"process {self._next()} of {self.world.size} has been silent for {self.silence:.0f} s: pid "
+            f"{theirs['pid']} on {theirs['host']}, step {theirs['step']:,}, {theirs['doing']}{rows}"
+        )
+
+    def _next(self) -> int:
+        return (self.world.rank + 1) % self.world.size
+
+    def _file(self, rank: int) -> Path:
+        return self.folder / f"process-{rank}.json"
+
+    def _write(self, beats: int) -> None:
+        place = self.place | {"rows": [int(row) for row in self.place["rows"][:10]], "beats": beats}
+        path = self._file(self.world.rank)
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps(place | {"pid": os.getpid(), "host": os.uname().nodename}))
+        os.replace(part, path)
+
+
+def preempted(number: int, step: int) -> Preempted:
+    """What ends a training that was asked to end by a signal, after it has saved."""
+    name = signal.Signals(number).name
+    return Preempted(f"stopped by {name} after step {step:,}, which is saved; the same command goes on.", number)

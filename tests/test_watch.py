@@ -1,0 +1,225 @@
+"""What watches a training: updates without a finite gradient, memory that runs out, processes that fall silent."""
+
+import hashlib
+import json
+import logging
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from nmt import checkpoint, step, training
+from nmt.dataset import open_dataset
+from nmt.distributed import World
+from nmt.errors import NmtError
+from nmt.step import OutOfMemory, Trainer, rehearse, train_step
+from nmt.training import train_model
+from nmt.watch import Heartbeat, Skips
+from tiny import ALONE, at, equal, final, metrics, settings, state, weights
+
+
+def digest(trainer: Trainer) -> str:
+    moments = checkpoint.optimizer_tensors(trainer.optimizer, trainer.model)
+    tensors = {**trainer.model.state_dict(), **moments}
+    return hashlib.sha256(b"".join(tensors[name].numpy().tobytes() for name in sorted(tensors))).hexdigest()
+
+
+def data_of(paths):
+    return open_dataset(paths.encode, "train", "en", "zh")
+
+
+def poison(monkeypatch, value: float, steps) -> None:
+    """Make the loss of these steps no number."""
+    take_step, loss_of, now = step.train_step, step.label_smoothed_loss, [0]
+
+    def counting(trainer, data, update, number):
+        now[0] = number
+        return take_step(trainer, data, update, number)
+
+    def poisoned(*arguments):
+        loss, nll = loss_of(*arguments)
+        return (loss * value, nll) if now[0] in steps else (loss, nll)
+
+    monkeypatch.setattr(step, "label_smoothed_loss", poisoned)
+    monkeypatch.setattr(training, "train_step", counting)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
+def test_an_update_without_a_finite_gradient_changes_nothing(paths, monkeypatch, value, precision):
+    trainer = Trainer.build(settings(f"optim.precision={precision}"), ALONE, (340, 340))
+    train_step(trainer, data_of(paths), np.arange(20), 1)
+    before = digest(trainer)
+    loss_of = step.label_smoothed_loss
+    monkeypatch.setattr(step, "label_smoothed_loss", lambda *a: (loss_of(*a)[0] * value, loss_of(*a)[1]))
+    stats = train_step(trainer, data_of(paths), np.arange(20, 40), 2)
+    assert stats.skipped.item() == 1
+    assert digest(trainer) == before
+    monkeypatch.undo()
+    assert train_step(trainer, data_of(paths), np.arange(20, 40), 3).skipped.item() == 0
+    assert digest(trainer) != before
+
+
+def test_skipped_updates_are_counted_and_the_training_ends_well(paths, tmp_path, monkeypatch, caplog):
+    poison(monkeypatch, float("nan"), {3, 4, 11})
+    train_model(settings("train.log_every=1"), at(paths, tmp_path / "run"), ALONE)
+    assert state(tmp_path / "run")["skipped"] == 3
+    assert [row["skipped"] for row in metrics(tmp_path / "run")][-1] == 3
+    assert all(tensor.isfinite().all() for tensor in final(tmp_path / "run").values())
+    assert caplog.text.count("the update is left out") == 3
+    assert "NaN" not in (tmp_path / "run" / "metrics.jsonl").read_text()
+    moments = checkpoint.load_optimizer(checkpoint.step_folder(tmp_path / "run", 24))
+    assert {float(v) for name, v in moments.items() if name.endswith(".step")} == {21.0}
+
+
+def test_ten_in_a_row_end_the_training_and_keep_the_last_good_checkpoint(paths, tmp_path, monkeypatch):
+    train_model(settings("optim.max_steps=5"), at(paths, tmp_path / "good"), ALONE)
+    poison(monkeypatch, float("inf"), range(6, 100))
+    with pytest.raises(NmtError, match=r"steps 6 to 15: .* lines [\d, ]+.* of the clean training text") as ended:
+        train_model(settings(), at(paths, tmp_path / "run"), ALONE)
+    assert ended.value.exit_code == 1
+    assert state(tmp_path / "run")["state"] == "failed"
+    newest = checkpoint.newest(tmp_path / "run")
+    assert equal(checkpoint.load(newest)[0], weights(tmp_path / "good", 5))
+
+
+def test_skips_are_read_a_step_late_and_a_good_step_ends_a_row():
+    skips = Skips()
+    bad, good = torch.tensor(1.0), torch.tensor(0.0)
+    assert skips.add(1, bad, [7]) == []
+    assert skips.add(2, bad, [7]) == [1]
+    assert skips.add(3, good, [7]) == [2]
+    for number in range(4, 13):
+        skips.add(number, bad, [7])
+    assert (skips.settle(), skips.count, skips.in_a_row) == ([12], 11, 9)
+    skips.add(13, bad, list(range(30)))
+    with pytest.raises(NmtError, match=r"steps 4 to 13: .*lines 1, 2, .*, 20 and 10 more"):
+        skips.settle()
+
+
+def test_the_scale_of_float16_is_kept_in_the_checkpoint(paths, tmp_path):
+    config = settings("optim.precision=float16", "optim.max_steps=12")
+    train_model(config, at(paths, tmp_path / "whole"), ALONE)
+    cut = at(paths, tmp_path / "cut")
+    train_model(settings("optim.precision=float16", "optim.max_steps=7"), cut, ALONE)
+    saved = checkpoint.load(checkpoint.newest(cut.run))[1]["scaler"]
+    assert saved["scale"] == 65536.0
+    assert saved["_growth_tracker"] == 7
+    train_model(config, cut, ALONE)
+    assert equal(final(cut.run), final(tmp_path / "whole"))
+    assert checkpoint.load(checkpoint.newest(cut.run))[1]["scaler"]["_growth_tracker"] == 12
+
+
+# ── memory ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def small_memory(monkeypatch, slots: int) -> list[int]:
+    """Let every forward pass with more token slots than this run out of memory, as torch's CPU allocator words it."""
+    forward, seen = step.TrainingModel.forward, []
+
+    def limited(self, src, tgt, out, real):
+        seen.append(max(src.numel(), tgt.numel()))
+        if seen[-1] > slots:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.")
+        return forward(self, src, tgt, out, real)
+
+    monkeypatch.setattr(step.TrainingModel, "forward", limited)
+    return seen
+
+
+def test_the_largest_micro_batch_comes_first_and_leaves_no_trace(paths, monkeypatch):
+    data, seen = data_of(paths), small_memory(monkeypatch, 10**9)
+    trainer = Trainer.build(settings(), ALONE, (340, 340))
+    torch.manual_seed(7)
+    before, expected = digest(trainer), torch.rand(3)
+    torch.manual_seed(7)
+    trainer = rehearse(trainer, data)
+    assert torch.equal(torch.rand(3), expected)
+    assert digest(trainer) == before
+    assert all(parameter.grad is None for parameter in trainer.model.parameters())
+    first = seen[0]
+    for number in range(5):
+        train_step(trainer, data, np.random.default_rng(number).permutation(150)[:30], number + 1)
+    assert max(seen[1:]) <= first <= trainer.device_tokens
+
+
+def test_what_does_not_fit_is_told_before_the_first_step_with_what_to_lower(paths, tmp_path, monkeypatch):
+    small_memory(monkeypatch, 20)
+    with pytest.raises(OutOfMemory) as told:
+        train_model(settings(), at(paths, tmp_path / "run"), ALONE)
+    for words in ("a micro-batch of", "token slots", "longest pair has", "line ", "Lower train.device_tokens (now 40"):
+        assert words in str(told.value)
+    assert checkpoint.saved_steps(tmp_path / "run") == []
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_a_real_failed_allocation_is_told_the_same_way(paths):
+    trainer, data = Trainer.build(settings(), ALONE, (340, 340)), data_of(paths)
+    with pytest.raises(OutOfMemory, match="out of memory"), step.memory_told(trainer, data, np.arange(5)):
+        torch.empty(2**60, dtype=torch.uint8)
+    with pytest.raises(RuntimeError, match="something else"), step.memory_told(trainer, data, np.arange(5)):
+        raise RuntimeError("something else")
+
+
+def test_auto_finds_the_largest_limit_that_fits_and_goes_on_with_it(paths, tmp_path, monkeypatch, caplog):
+    with monkeypatch.context() as patch:
+        small_memory(patch, 90)
+        patch.setattr(training, "validate", lambda trainer, dev, progress, tracker: progress)
+        patch.setattr(training, "choose_final", lambda *_: None)
+        run = at(paths, tmp_path / "run")
+        with caplog.at_level(logging.INFO):
+            train_model(settings("train.device_tokens=auto", "optim.max_steps=6"), run, ALONE)
+    found = state(run.run)["device_tokens"]
+    assert 60 <= found <= 90
+    assert f"train.device_tokens is {found}" in caplog.text
+    train_model(settings("train.device_tokens=auto"), run, ALONE)  # There would be room for all now.
+    assert state(run.run)["device_tokens"] == found
+    train_model(settings(f"train.device_tokens={found}"), at(paths, tmp_path / "told"), ALONE)
+    assert equal(weights(run.run), weights(tmp_path / "told"))
+    with monkeypatch.context() as patch:
+        small_memory(patch, 1)
+        with pytest.raises(OutOfMemory):
+            train_model(settings("train.device_tokens=auto"), at(paths, tmp_path / "none"), ALONE)
+
+
+# ── silence ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def wait_for(words: str, caplog, seconds: float = 30) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if words in caplog.text:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_a_process_that_falls_behind_is_named_with_its_step_and_pairs(tmp_path, caplog):
+    one, two = (Heartbeat(tmp_path, World(rank, 2, torch.device("cpu")), silence=0.6) for rank in range(2))
+    with one, two:
+        for heartbeat in (one, two):
+            heartbeat("forward pass of micro-batch 1 of 2", [3, 4], 12)
+        one("backward pass of micro-batch 1 of 2", [3, 4], 12)  # It goes on; the other does not.
+        assert wait_for("process 1 of 2 has been silent", caplog)
+    assert "step 12, forward pass of micro-batch 1 of 2, pairs 4, 5" in caplog.text
+    assert "process 0 of 2" not in caplog.text
+    assert caplog.text.count("silent") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_process_that_is_not_heard_of_is_named_and_one_that_waits_is_not(tmp_path, caplog):
+    heartbeat = Heartbeat(tmp_path, World(0, 2, torch.device("cpu")), silence=0.6)
+    place = {"moves": 5, "step": 3, "doing": "saving", "rows": [], "beats": 1, "pid": 4711, "host": "node7"}
+    with heartbeat:
+        for beats in range(12):  # It stands at the same place as this one, and its thread is alive.
+            (tmp_path / "process-1.json").write_text(json.dumps(place | {"beats": beats, "moves": 0}))
+            time.sleep(0.1)
+        assert "silent" not in caplog.text
+        assert wait_for("process 1 of 2 has been silent for 1 s: pid 4711 on node7, step 3, saving", caplog)
+
+
+def test_a_process_alone_has_no_heartbeat(tmp_path):
+    with Heartbeat(tmp_path / "heartbeat", ALONE, silence=0.1) as heartbeat:
+        heartbeat("anything", [], 1)
+    assert not (tmp_path / "heartbeat").exists()
