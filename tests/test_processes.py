@@ -98,9 +98,10 @@ def test_another_number_of_processes_takes_the_same_pairs_to_the_same_losses(pat
 
 def test_validation_shared_by_processes_gives_the_bleu_of_one(paths, tmp_path):
     # So many updates that the translations are not empty, in batches so small that everyone gets several.
-    changes = ("optim.max_steps=60", "train.validate_sentences=9", "translate.batch_tokens=60", "model.d_model=32")
+    changes = ("optim.schedule=constant", "optim.learning_rate=5e-3", "model.dropout=0", "optim.max_steps=150")
+    looking = ("train.validate_every=150", "train.validate_sentences=9", "translate.batch_tokens=60")
     run = at(paths, tmp_path / "run")
-    train_together(settings(*changes), run, 3)
+    train_together(settings(*changes, *looking), run, 3)
     found = json.loads((run.run / "final" / "state.json").read_text())
     hyps = Translator.load(run.run, device="cpu").translate(read_lines(paths.clean / "dev.en"))
     assert len(set(hyps)) > 2
@@ -144,7 +145,7 @@ def test_when_one_process_raises_all_end_and_it_is_named_with_its_step_and_error
     begun = time.monotonic()
     if how == "bare":
         (one, quiet), (two, errors) = finish(start(command, 2))
-        assert one and two
+        assert 0 not in (one, two)
         assert "lost contact with the other processes" in quiet.strip().split("\n")[-1]
         assert "ValueError: the dog ate it" in errors
     else:
@@ -285,7 +286,7 @@ def test_a_bad_gradient_in_one_process_is_left_out_by_all(paths, tmp_path):
     moments = checkpoint.load_optimizer(checkpoint.step_folder(run.run, STEPS))
     assert {float(value) for name, value in moments.items() if name.endswith(".step")} == {STEPS - 2.0}
     for code, errors in finish(
-        start(worker(settings(), at(paths, tmp_path / "bad"), POISON.format(steps="range(3,99)")), 2)
+        start(worker(settings(), at(paths, tmp_path / "bad"), POISON.format(steps="range(3, 99)")), 2)
     ):
         assert code == 1
         assert "steps 3 to 12: the gradient was not finite" in errors

@@ -194,8 +194,9 @@ def test_a_training_that_failed_or_never_began_is_not_queued_again(queue, state)
     assert calls(queue)[-1].startswith("srun")
 
 
-def test_a_training_that_died_without_a_word_is_queued_again(queue):
-    assert job(queue, STATE="running").wait(20) == 0
+@pytest.mark.parametrize("state", ["running", "preempted"])
+def test_a_training_that_saved_for_a_signal_or_died_without_a_word_is_queued_again(queue, state):
+    assert job(queue, STATE=state).wait(20) == 0
     assert calls(queue)[-1] == "scontrol requeue 41"
 
 
@@ -224,4 +225,18 @@ def test_one_machine_makes_the_data_trains_and_scores(queue):
         "nmt run -c base.yaml --name x --upto encode",
         "torchrun --standalone --nproc-per-node 4 -m nmt train -c base.yaml --name x",
         "nmt run -c base.yaml --name x",
+    ]
+
+
+def test_two_nodes_meet_at_the_first_and_the_first_alone_makes_the_data(queue):
+    path = f"{queue / 'bin'}:{os.environ['PATH']}"
+    words = ["bash", str(SCRIPTS / "train_2_nodes.sh"), "node7", "base.yaml", "--name", "x"]
+    for node in ("0", "1"):
+        subprocess.run(words, cwd=queue, env=os.environ | {"PATH": path, "NODE": node, "GPUS": "4"}, check=True)
+    meet = "--nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-id nmt --rdzv-endpoint node7:29500 --max-restarts 3"
+    assert calls(queue) == [
+        "nmt run -c base.yaml --name x --upto encode",
+        f"torchrun {meet} -m nmt train -c base.yaml --name x",
+        "nmt run -c base.yaml --name x",
+        f"torchrun {meet} -m nmt train -c base.yaml --name x",
     ]
