@@ -46,10 +46,11 @@ MOST_TEXT = 10_000
 
 NASTY = (
     "", " ", "  two  spaces  ", "\t", "tab\tin it", "\r", "carriage\rreturn", "\x00", "\x07\x1b[0m",
-    "\x85\u2028\u2029", "\u3000全角　空格\u3000", "，。！？：；（）“”‘’……——", ",.!?:;()\"'", "ＡＢＣ１２３", "①② ½ ﬁ ㈱",
-    "e\u0301 é", "한국어 가", "\u200b\u200d\u2060\ufeff", "\u202eright to left\u202c", "שלום مرحبا", "😀👩\u200d👧🇨🇳",
-    "𠀀𪚥", "\ufffd", "\U0010ffff\ufffe", "<s>", "</s>", "<pad>", "<unk>", "<mask/>", "<0x41>", "<0xE4><0xBD>",
-    "&amp; <b>bold</b>", "http://a.b/?c=d&e=%20#f", "3.14159 1,000,000 -1e-9", "a" * 5000, "的" * 2000, "好 " * 2000,
+    "\x85\u2028\u2029", "\u3000全角　空格\u3000", "，。！？：；（）“”‘’……——", ",.!?:;()\"'", "ＡＢＣ１２３",
+    "①② ½ ﬁ ㈱", "e\u0301 é", "한국어 가", "\u200b\u200d\u2060\ufeff", "\u202eright to left\u202c",
+    "שלום مرحبا", "😀👩\u200d👧🇨🇳", "𠀀𪚥", "\ufffd", "\U0010ffff\ufffe", "<s>", "</s>", "<pad>", "<unk>", "<mask/>",
+    "<0x41>", "<0xE4><0xBD>", "&amp; <b>bold</b>", "http://a.b/?c=d&e=%20#f", "3.14159 1,000,000 -1e-9",
+    "a" * 5000, "的" * 2000, "好 " * 2000,
 )  # fmt: skip
 """Lines that a tokenizer may stumble over; U+2581 alone is not among them, for it is how the space is written."""
 
