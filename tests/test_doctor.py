@@ -20,10 +20,10 @@ import torch
 from typer.testing import CliRunner
 
 from nmt import config as settings
-from nmt import doctor, machine, pipeline, stages
+from nmt import doctor, machine, pipeline, rehearsal, stages
 from nmt.cli import app
 from nmt.doctor import NASTY, Proof, judge_losses, judge_text, judge_translations
-from nmt.errors import DataError
+from nmt.errors import DataError, NmtError
 from nmt.model import Transformer
 from nmt.rehearsal import Bench, family
 from nmt.tokenizer import SPACE, Tokenizer
@@ -263,6 +263,30 @@ def test_what_goes_wrong_in_a_proof_is_its_result_but_an_interruption_is_none() 
     assert doctor.carry_out("x", lambda: breaks(KeyError("a"))) == Proof("failed", "KeyError: 'a'")
     with pytest.raises(KeyboardInterrupt):
         doctor.carry_out("x", lambda: breaks(KeyboardInterrupt()))
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        ("echo first; echo 'no space left'; echo =====; exit 1", "a training ended with 1: no space left"),
+        ("exit 2", "a training ended with 2: it said nothing"),
+        ("kill -SEGV $$", "a training was ended by signal 11, after 600 s at the latest: it said nothing"),
+    ],
+)
+def test_a_training_that_fails_is_told_with_its_last_words(tmp_path: Path, script: str, told: str) -> None:
+    bench = Bench(tmp_path, [], ["sh", "-c", script])
+    for attempt in (lambda: bench.train("a"), lambda: bench.kill("b", 1, 0)):
+        with pytest.raises(NmtError) as caught:
+            attempt()
+        assert str(caught.value) == told
+
+
+def test_a_training_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rehearsal, "LIMIT", 0.3)
+    bench = Bench(tmp_path, [], ["sh", "-c", "sleep 60; sleep 60"])
+    for attempt in (lambda: bench.train("a"), lambda: bench.kill("b", 1, 0)):
+        with pytest.raises(NmtError, match=r"ended by signal 9, after 0\.3 s"):
+            attempt()
 
 
 # ── processes that are left ─────────────────────────────────────────────────────────────────────────────────────────

@@ -47,7 +47,7 @@ def gpus() -> list[dict[str, Any]]:
 
 def backends() -> dict[str, bool]:
     """Through what the processes of a training can talk: gloo on CPUs, nccl on GPUs."""
-    # Asked of torch itself, since a build without any of them has these questions too.
+    # nmt.distributed is the door to this module; what a build of torch has can be asked from outside.
     talk = torch.distributed
     there = talk.is_available()
     return {"gloo": there and talk.is_gloo_available(), "nccl": there and talk.is_nccl_available()}

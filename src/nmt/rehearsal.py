@@ -90,9 +90,10 @@ class Bench:
         return process.returncode != 0 and not (run / "final").exists()
 
     def _failure(self, name: str, code: int) -> NmtError:
-        told = (self.folder / f"{name}.log").read_text(encoding="utf-8", errors="replace").strip().split("\n")[-1]
-        ended = f"was ended by signal {-code}" if code < 0 else f"ended with {code}"
-        return NmtError(f"a training {ended} (it may take {LIMIT} s): {told}")
+        log = (self.folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")
+        told = [line.strip() for line in log.split("\n") if any(map(str.isalpha, line))] or ["it said nothing"]
+        ended = f"ended with {code}" if code >= 0 else f"was ended by signal {-code}, after {LIMIT} s at the latest"
+        return NmtError(f"a training {ended}: {told[-1]}")
 
 
 def family(pid: int) -> list[int]:
