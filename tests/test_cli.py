@@ -17,7 +17,7 @@ from nmt.cli import COMMANDS, _general_first, app
 
 ROOT = Path(__file__).parent.parent
 STREET = ["fetch", "clean", "bpe", "encode", "train", "translate", "eval", "score", "run", "status", "plan", "average",
-          "info", "config"]  # fmt: skip
+          "info", "doctor", "config"]  # fmt: skip
 
 
 def nmt(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -79,6 +79,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "plan": tools.plan,
     "average": tools.average,
     "info": tools.info,
+    "doctor": tools.doctor,
 }
 for _name, _command in COMMANDS.items():
     app.command(_name, context_settings=HELP)(_command)

@@ -1,6 +1,7 @@
-"""The commands beside the street: what a training will cost, averaging, what a run holds, and the settings."""
+"""The commands beside the street: what a training will cost, averaging, what a run holds, proofs, and the settings."""
 
 import logging
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -70,6 +71,36 @@ def info(
     """Say what is in a run: state, scores, sizes."""
     facts = describe_run(run or newest_run())
     tell(facts, table(facts), as_json)
+
+
+def doctor(
+    config: ConfigFile = None, changes: Changes = None, device: Device = "auto", as_json: AsJson = False
+) -> None:
+    """Prove on this machine and data that a training can be trusted."""
+    recipe = config or "demo"
+    loaded = settings.load(recipe, changes or ())
+    from nmt import doctor as proofs
+    from nmt import machine
+    from nmt.distributed import choose_device
+    from nmt.rehearsal import options
+
+    facts = machine.describe(choose_device(device))
+    if not as_json:
+        tell(facts, machine.lines(facts), as_json)  # At once: the proofs take their time.
+    if config is None and not (stages.DATA / loaded.data.corpus).is_dir():
+        raise DataError(
+            f"doctor: {stages.DATA / loaded.data.corpus} is not here. Go to the folder of nmt's source, which has it, "
+            "or name a recipe whose corpus is here: nmt doctor -c FILE."
+        )
+    words = ["-c", recipe, *options(changes or ())]
+    walked = pipeline.run(partial(stages.street, loaded), "encode")
+    found = proofs.examine(loaded, words, walked, device)
+    failed = [name for name, proof in found.items() if proof.outcome == "failed"]
+    facts |= {"recipe": loaded.recipe, "corpus": loaded.data.corpus, "direction": loaded.direction}
+    facts |= {"proofs": {name: asdict(proof) for name, proof in found.items()}, "passed": not failed}
+    tell(facts, proofs.lines(found), as_json)
+    if failed:
+        raise typer.Exit(1)
 
 
 @config_app.command("show")
