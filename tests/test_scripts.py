@@ -233,7 +233,9 @@ def test_two_nodes_meet_at_the_first_and_the_first_alone_makes_the_data(queue):
     words = ["bash", str(SCRIPTS / "train_2_nodes.sh"), "node7", "base.yaml", "--name", "x"]
     for node in ("0", "1"):
         subprocess.run(words, cwd=queue, env=os.environ | {"PATH": path, "NODE": node, "GPUS": "4"}, check=True)
-    meet = "--nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-id nmt --rdzv-endpoint node7:29500 --max-restarts 3"
+    meet = (
+        "--nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-id nmt --rdzv-endpoint node7:29500 --max-restarts 3"
+    )
     assert calls(queue) == [
         "nmt run -c base.yaml --name x --upto encode",
         f"torchrun {meet} -m nmt train -c base.yaml --name x",
