@@ -70,7 +70,10 @@ def train_model(
                 choose_final(trainer, paths.run, dev, progress, tracker)
             tell(trainer, paths.run, "finished", progress)
         except BaseException as error:
-            raise give_up(paths.run, world, heartbeat.place["step"], error) from error.__cause__ or error.__context__
+            reason = give_up(paths.run, world, heartbeat.place["step"], error)
+            if reason is error:
+                raise
+            raise reason from error
 
 
 def make_room(trainer: Trainer, paths: TrainPaths, progress: Progress) -> tuple[Trainer, Progress]:
@@ -276,6 +279,8 @@ def tell(trainer: Trainer, run: Path, state: str, progress: Progress) -> None:
 def give_up(run: Path, world: World, step: int, error: BaseException) -> BaseException:
     """Write down that a training ends before its end, and why; returns what is to be raised."""
     asked = isinstance(error, (Preempted, KeyboardInterrupt, SystemExit))
+    if isinstance(error, Preempted) and not world.leads:
+        error = SystemExit(error.exit_code)  # One process has said it for all.
     if is_lost_contact(error):
         error = LostContact(f"lost contact with the other processes: {str(error).splitlines()[0]}")
     if world.leads:
