@@ -3,6 +3,8 @@
 import hashlib
 import json
 import logging
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -16,7 +18,7 @@ from nmt.errors import NmtError
 from nmt.step import OutOfMemory, Trainer, rehearse, train_step
 from nmt.training import train_model
 from nmt.watch import Heartbeat, Skips
-from tiny import ALONE, at, equal, final, metrics, settings, state, weights
+from tiny import ALONE, at, equal, final, metrics, settings, state, weights, worker
 
 
 def digest(trainer: Trainer) -> str:
@@ -223,3 +225,45 @@ def test_a_process_alone_has_no_heartbeat(tmp_path):
     with Heartbeat(tmp_path / "heartbeat", ALONE, silence=0.1) as heartbeat:
         heartbeat("anything", [], 1)
     assert not (tmp_path / "heartbeat").exists()
+
+
+# ── time ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("under_torchrun", "seconds", "told"), [(True, 16, True), (True, 14, False), (False, 99, False)]
+)
+def test_a_save_that_is_slow_for_torchrun_is_told(monkeypatch, caplog, under_torchrun, seconds, told):
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    monkeypatch.delenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", raising=False)
+    if under_torchrun:
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "7")
+    training.warn_of_grace(seconds)
+    assert ("set TORCH_ELASTIC_SHUTDOWN_TIMEOUT to 64" in caplog.text) == told
+
+
+LOOKING = """
+import os, threading
+from nmt import training
+take_step = training.train_step
+def looking(trainer, data, update, step):
+    if step in (2000, 20000):
+        pages = int(open("/proc/self/statm").read().split()[1])
+        counts = pages, len(os.listdir("/proc/self/fd")), threading.active_count(), len(os.listdir("/proc/self/task"))
+        print("counts", *counts, file=sys.stderr)
+    return take_step(trainer, data, update, step)
+training.train_step = looking
+"""
+
+
+@pytest.mark.slow
+def test_a_long_training_leaks_nothing(paths, tmp_path):
+    changes = ("optim.max_steps=20000", "optim.batch_tokens=30", "model.d_model=8", "model.d_ff=8", "bpe.dropout=0.1")
+    looking = ("train.log_every=100", "train.save_every=500", "train.validate_every=1000")
+    command = worker(settings(*changes, *looking), at(paths, tmp_path / "run"), LOOKING)
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=3000)
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines = [line.split()[1:] for line in done.stderr.split("\n") if line.startswith("counts")]
+    (pages, *others), (later, *after) = [[int(value) for value in line] for line in lines]
+    assert later <= 1.05 * pages
+    assert after == others, "file descriptors, Python threads, threads"

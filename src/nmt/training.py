@@ -95,6 +95,7 @@ def loop(trainer: Trainer, paths: TrainPaths, dev: DevSet, progress: Progress, t
             if is_over(trainer.config, progress):
                 break
             progress = replace(progress, step=progress.step + 1, epoch=epoch, update=done)
+            trainer.at("reading its pairs", step=progress.step)
             stats = train_step(trainer, data, update, progress.step)
             meter.add(stats)
             tracker.advance()
