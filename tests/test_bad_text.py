@@ -284,6 +284,7 @@ def test_a_pipe_as_output_is_written_to_and_stays_a_pipe(run: Path, tmp_path: Pa
     assert (tmp_path / "pipe").is_fifo()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("closed", "code", "told"), [("<&-", 0, ""), (">&-", 1, "Bad file descriptor"), ("2>&-", 0, "")]
 )
@@ -297,6 +298,7 @@ def test_a_closed_stream_is_no_bug(run: Path, closed: str, code: int, told: str)
     assert told in done.stderr.decode()
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_ends_a_translation_quietly(run: Path, tmp_path: Path) -> None:
     (tmp_path / "many").write_text("Run!\n" * 5_000)
     command = '"$@" | head -1; echo "${PIPESTATUS[0]}"'
@@ -319,6 +321,7 @@ def answers(process: subprocess.Popen[bytes], ask: Callable[[bytes], object]) ->
     return found
 
 
+@pytest.mark.slow
 def test_a_line_in_a_pipe_is_answered_before_the_next_one_if_that_is_asked_for(run: Path) -> None:
     words = [sys.executable, "-m", "nmt", "-q", "translate", "--run", str(run), "--buffer", "1"]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as process:
@@ -330,6 +333,7 @@ def test_a_line_in_a_pipe_is_answered_before_the_next_one_if_that_is_asked_for(r
         assert process.wait(timeout=60) == 0
 
 
+@pytest.mark.slow
 def test_a_line_at_a_terminal_is_answered_before_the_next_one(run: Path) -> None:
     ours, theirs = pty.openpty()
     words = [sys.executable, "-m", "nmt", "-q", "translate", "--run", str(run)]
@@ -351,6 +355,7 @@ LOCALES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("locale", LOCALES, ids=lambda locale: " ".join(f"{k}={v}" for k, v in locale.items()))
 def test_chinese_is_right_in_any_locale_and_under_any_name(run: Path, tmp_path: Path, locale: dict[str, str]) -> None:
     (tmp_path / "入 力.txt").write_text("Run!\n他\n", encoding="utf-8")

@@ -72,6 +72,7 @@ class DataConfig:
 
 def _keeps_line_ends(encoding: str) -> bool:
     try:
+        b"\xff".decode(encoding, "replace")  # Some can't read on after a byte that is wrong.
         return "\n\t".encode(encoding) == b"\n\t"
     except (LookupError, ValueError):
         return False
