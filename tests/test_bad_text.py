@@ -1,8 +1,10 @@
 """Text that is not as it should be, given to commands as a shell gives it: every line is answered, none moves."""
 
+import hashlib
 import json
 import os
 import pty
+import shutil
 import subprocess
 import sys
 import time
@@ -261,6 +263,28 @@ def test_two_files_of_unequal_length_are_refused_with_both_counts_before_any_wor
         assert "1" in ended.told, words
         assert "2" in ended.told, words
         assert sorted(path.name for path in tmp_path.iterdir()) == ["long", "short"], words
+
+
+def test_a_tokenizer_of_another_training_is_refused_with_both_hashes_though_its_size_is_the_same(
+    run: Path, tmp_path: Path
+) -> None:
+    copy = shutil.copytree(run, tmp_path / "copy")
+    model = copy / "tokenizer" / "joint.model"
+    first = hashlib.sha256(model.read_bytes()).hexdigest()
+    (copy / "identity.json").write_text(json.dumps({"content": {"tokenizer": {"joint.model": first}}}))
+    assert translate(copy, b"Run!\n").lines == [FLED]
+    # The same pieces, two of them in each other's place.
+    model.write_bytes(model.read_bytes().replace("我".encode(), b"???").replace("你".encode(), "我".encode()))
+    second = hashlib.sha256(model.read_bytes()).hexdigest()
+    ended = translate(copy, b"Run!\n")
+    assert (ended.code, ended.out) == (1, b"")
+    assert first in ended.told
+    assert second in ended.told
+    for broken in ("", "[]", "{}", '{"content": 3}'):
+        (copy / "identity.json").write_text(broken)
+        ended = translate(copy, b"Run!\n")
+        assert (ended.code, ended.out) == (1, b"")
+        assert "identity.json" in ended.told
 
 
 # ── where output goes ───────────────────────────────────────────────────────────────────────────────────────────────

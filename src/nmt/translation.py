@@ -1,5 +1,6 @@
 """translate: text in, text out. As many lines come out as went in, in order; an empty line stays empty."""
 
+import json
 import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -183,6 +184,7 @@ class Translator:
         config = config if settings is None else replace(config, translate=settings)
         tokenizers = load_tokenizers(run / "tokenizer", config.data.src, config.data.tgt)
         model = load_model(run, config)
+        _check_hashes(run, tokenizers)
         embeddings = (model.src_embedding or model.embedding, model.embedding)
         for tokenizer, embedding in zip(tokenizers, embeddings, strict=True):
             if len(tokenizer) != embedding.num_embeddings:
@@ -382,6 +384,23 @@ class Translator:
     def _padded(self, rows: Sequence[Sequence[int]]) -> Tensor:
         tensors = [torch.tensor(row, dtype=torch.long) for row in rows]
         return pad_sequence(tensors, batch_first=True, padding_value=PAD).to(self.device)
+
+
+def _check_hashes(run: Path, tokenizers: Sequence[Tokenizer]) -> None:
+    """Raise CheckpointError for a tokenizer that isn't the one of the training: its ids mean something else."""
+    try:
+        trained = dict(json.loads((run / "identity.json").read_bytes())["content"]["tokenizer"])
+    except FileNotFoundError:
+        return  # A run that was put together by hand.
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{run / 'identity.json'} cannot be read ({error}); take it from a copy.") from error
+    for tokenizer in tokenizers:
+        wanted = trained.get(Path(tokenizer.name).name, tokenizer.sha256)
+        if wanted != tokenizer.sha256:
+            raise CheckpointError(
+                f"{tokenizer.name} has SHA-256 {tokenizer.sha256}, but the run was trained with {wanted}: "
+                "put that one back."
+            )
 
 
 def batches(lengths: Sequence[int], rows: int, most: int) -> Iterator[list[int]]:
