@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from nmt import config
 from nmt.config import Config, load
 from nmt.errors import ConfigError
-from tiny import Ended, nmt
+from little import Ended, nmt
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 KINDS: dict[str, dict[str, Any]] = {

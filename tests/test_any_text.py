@@ -21,7 +21,7 @@ from nmt.corpus.reading import Chunk
 from nmt.errors import ConfigError
 from nmt.text import decode_line, read_lines
 from nmt.translation import Translator
-from tiny import KNOWN, nmt, write_run
+from little import KNOWN, nmt, write_run
 
 LEVELS = pytest.mark.parametrize("examples", [25, pytest.param(1000, marks=pytest.mark.slow)])
 

@@ -16,7 +16,7 @@ import yaml
 from nmt import config
 from nmt.config import load, to_dict
 from nmt.errors import ConfigError
-from tiny import nmt
+from little import nmt
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 

@@ -15,7 +15,7 @@ from unittest import mock
 import pytest
 
 from nmt.text import read_lines
-from tiny import KNOWN, Ended, nmt, nmt_process, write_run
+from little import KNOWN, Ended, nmt, nmt_process, write_run
 
 RUN, FLED = "Run!", "快跑！"
 CAT, SAT = "The cat sat on the mat.", "猫坐在垫子上。"
