@@ -174,7 +174,7 @@ def test_a_file_of_nested_aliases_is_refused_at_once(write: Write) -> None:
         ("model: 3", "expected settings below it"),
         ("1: {layers: 3}", "is not a name"),
         ("!!python/object/apply:os.system ['true']", "some.yaml"),
-        ("model: {layers: !!binary aGk=}", "model.layers"),
+        ("model: {layers: !!binary aGk=}", "line 1: tags"),
         ("---\nmodel: {}\n---\nmodel: {}\n", "some.yaml"),
         (b"model: {layers: \xff}", "not UTF-8"),
         ("x" * 1_000_001, "at most"),

@@ -9,6 +9,7 @@ import ast
 import dataclasses
 import difflib
 import inspect
+import math
 import re
 import types
 import typing
@@ -19,10 +20,16 @@ from typing import Any, Literal
 
 import yaml
 
-from nmt.errors import ConfigError
+from nmt.errors import MOST_TOLD, ConfigError
 
 LARGEST_FILE = 1_000_000
 """Bytes; a settings file is a page, not a data set."""
+
+LARGEST_NUMBER = 2**31 - 1
+"""Of whole numbers; what reads the settings computes with them in floats and in 64 bits."""
+
+MOST_EDITS = 2
+"""Letters added, left out, changed or swapped in a name that is still taken for a slip of the other one."""
 
 
 def _check(*rules: tuple[bool, str]) -> None:
@@ -30,6 +37,15 @@ def _check(*rules: tuple[bool, str]) -> None:
     problems = [text for holds, text in rules if not holds]
     if problems:
         raise ConfigError(*problems)
+
+
+def _language_rules(name: str, languages: Sequence[str]) -> list[tuple[bool, str]]:
+    """A language is the ending of files, so it can't be just any text."""
+    code = re.compile(r"[A-Za-z]{2,8}(?:[-_][A-Za-z0-9]{1,8})*")
+    return [
+        (code.fullmatch(language) is not None, f"{name} has {language!r}; give a language code, e.g. en, zh or pt-BR.")
+        for language in languages
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,11 +66,14 @@ class DataConfig:
                 re.fullmatch(r"[\w.-]*\w[\w.-]*", self.corpus) is not None,
                 f"data.corpus is {self.corpus!r}; give a folder name: letters, digits, '.', '_' or '-'.",
             ),
+            *_language_rules("data.src", [self.src]),
+            *_language_rules("data.tgt", [self.tgt]),
         )
 
 
 def _keeps_line_ends(encoding: str) -> bool:
     try:
+        b"\xff".decode(encoding, "replace")  # Some can't read on after a byte that is wrong.
         return "\n\t".encode(encoding) == b"\n\t"
     except (LookupError, ValueError):
         return False
@@ -115,6 +134,8 @@ class CleanConfig:
                 len(self.columns) == 2 and self.columns[0] != self.columns[1],
                 f"clean.columns is {list(self.columns)}; give two languages, e.g. [en, zh].",
             ),
+            *_language_rules("clean.columns", self.columns),
+            (self.seed >= 0, f"clean.seed is {self.seed}; give 0 or more."),
             (
                 all(1 <= len(files) <= 2 for files in self.sources.values()),
                 "clean.sources: a source is one tab-separated file or two line-aligned files.",
@@ -165,8 +186,9 @@ class BpeConfig:
     def __post_init__(self) -> None:
         _check(
             (
-                self.vocab_size >= 270,
-                f"bpe.vocab_size is {self.vocab_size}; give at least 270 (256 are byte pieces, 4 special).",
+                self.vocab_size >= 269 + len(self.user_symbols),
+                f"bpe.vocab_size is {self.vocab_size}; give at least {269 + len(self.user_symbols)} (256 are byte "
+                f"pieces, 4 special, {len(self.user_symbols)} bpe.user_symbols).",
             ),
             (0.9 <= self.coverage <= 1, f"bpe.coverage is {self.coverage}; give a share from 0.9 to 1."),
             (0 <= self.dropout < 1, f"bpe.dropout is {self.dropout}; give a probability below 1."),
@@ -234,6 +256,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         kv_heads = self.kv_heads or self.heads
+        even_multiple = math.lcm(max(self.heads, 1), 2)
         positive = ("layers", "d_model", "d_ff", "heads", "max_positions")
         _check(
             *(
@@ -252,16 +275,18 @@ class ModelConfig:
             (
                 self.heads < 1 or self.d_model % self.heads == 0,
                 f"model.d_model is {self.d_model}, not a multiple of model.heads ({self.heads}); "
-                f"{max(self.heads, 1) * max(1, round(self.d_model / max(self.heads, 1)))} would work.",
+                f"{even_multiple * max(1, round(self.d_model / even_multiple))} would work.",
             ),
             (self.d_model % 2 == 0, f"model.d_model is {self.d_model}; give an even number (sine and cosine)."),
             (
                 kv_heads < 1 or self.heads % kv_heads == 0,
-                f"model.kv_heads is {self.kv_heads}; it must divide model.heads ({self.heads}).",
+                f"model.kv_heads is {self.kv_heads}; it must divide model.heads ({self.heads}); "
+                f"{math.gcd(self.heads, kv_heads)} would work.",
             ),
             (
                 self.position != "rope" or self.heads < 1 or (self.d_model // self.heads) % 2 == 0,
-                "model.position: rope needs an even width of each head (d_model / heads).",
+                f"model.position: rope needs an even width of each head; give a model.d_model that {2 * self.heads} "
+                "(2 x model.heads) divides.",
             ),
         )
 
@@ -400,6 +425,9 @@ class TranslateConfig:
                 (getattr(self, name) >= 0, f"translate.{name} is {getattr(self, name)}; give 0 or more.")
                 for name in ("alpha", "max_extra")
             ),
+            # Beyond this n^alpha is no number any more, and no translation of a sentence is so long.
+            (self.alpha <= 10, f"translate.alpha is {self.alpha}; give at most 10."),
+            (self.max_extra <= 10_000, f"translate.max_extra is {self.max_extra}; give at most 10,000."),
             (self.max_input >= 2, f"translate.max_input is {self.max_input}; give at least 2."),
         )
 
@@ -420,7 +448,10 @@ class EvalConfig:
         _check(
             (not unknown, f"eval.metrics has {', '.join(unknown)}; give some of bleu, chrf, ter."),
             ("bleu" in self.metrics, "eval.metrics lacks bleu; it is always reported."),
-            (self.bootstrap >= 0, f"eval.bootstrap is {self.bootstrap}; give 0 or more."),
+            *(
+                (getattr(self, name) >= 0, f"eval.{name} is {getattr(self, name)}; give 0 or more.")
+                for name in ("bootstrap", "seed")
+            ),
         )
 
 
@@ -454,7 +485,8 @@ class Config:
             ),
             (
                 self.translate.beam <= self.bpe.vocab_size,
-                f"translate.beam is {self.translate.beam}, more than the vocabulary has pieces.",
+                f"translate.beam is {self.translate.beam}, more than the vocabulary has pieces; give at most "
+                f"{self.bpe.vocab_size} (bpe.vocab_size).",
             ),
         )
 
@@ -471,12 +503,17 @@ SECTIONS: dict[str, type[Any]] = {name: kind for name, kind in typing.get_type_h
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML without its traps: 1e-4 is a number, `no` and 12:30 are strings, a key stands once, aliases are refused."""
+    """YAML without its traps: 1e-4 is a number, `no` and 12:30 are strings, a key stands once.
+
+    Aliases, which can make gigabytes of a page, are refused, and so are tags, since a value's kind is its setting's.
+    """
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
-            raise ConfigError(f"{mark.name}, line {mark.line + 1}: aliases (*name) are not allowed in settings.")
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        alias = isinstance(event, yaml.AliasEvent)
+        if alias or event.tag is not None:
+            mark, what = event.start_mark, "aliases (*name)" if alias else "tags (!name)"
+            raise ConfigError(f"{mark.name}, line {mark.line + 1}: {what} are not allowed in settings.")
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
@@ -546,7 +583,7 @@ def _convert(value: Any, kind: Any) -> Any:
     if origin is dict:
         if not isinstance(value, Mapping):
             raise ValueError("expected names with values (name: value)")
-        return {name: _convert(item, arguments[1]) for name, item in value.items()}
+        return {_convert(name, str): _convert(item, arguments[1]) for name, item in value.items()}
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
         try:
             number = float(value)
@@ -555,21 +592,47 @@ def _convert(value: Any, kind: Any) -> Any:
         if number - number != 0:
             raise ValueError("expected a finite number")
         return number
+    if kind is str and type(value) is str and _NOT_A_NAME.search(value):
+        raise ValueError("expected a text without line ends and control characters")
+    if kind is int and type(value) is int and abs(value) > LARGEST_NUMBER:
+        raise ValueError(f"expected a whole number of at most {LARGEST_NUMBER:,}")
     if type(value) is kind:
         return value
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text (quote it if need be)"}
     raise ValueError(f"expected {names[kind]}")
 
 
-def _nearest(name: str, sections: Mapping[str, type[Any]], within: str | None) -> str:
-    """The setting that `name` was probably meant to be, as `section.key`, or nothing."""
-    paths = [f"{s}.{f.name}" for s, kind in sections.items() for f in dataclasses.fields(kind)]
-    if within:
-        near = difflib.get_close_matches(name, [p.split(".")[1] for p in paths if p.startswith(within + ".")], 1, 0.6)
-        if near:
-            return f"{within}.{near[0]}"
-    same = [path for path in paths if path.split(".")[1] == name]
-    near = same or difflib.get_close_matches(f"{within}.{name}" if within else name, paths, 1, 0.6)
+# No file, folder or language has these in its name; YAML can spell them ("\0").
+_NOT_A_NAME = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+def _edits(one: str, other: str) -> int:
+    """How many letters must be added, left out, changed or swapped with their neighbour; at most MOST_EDITS + 1."""
+    if abs(len(one) - len(other)) > MOST_EDITS:
+        return MOST_EDITS + 1
+    before, last = [0], list(range(len(other) + 1))
+    for i, a in enumerate(one, 1):
+        row = [i]
+        for j, b in enumerate(other, 1):
+            fewest = min(last[j] + 1, row[j - 1] + 1, last[j - 1] + (a != b))
+            if i > 1 and j > 1 and (a, b) == (other[j - 2], one[i - 2]):
+                fewest = min(fewest, before[j - 2] + 1)
+            row.append(fewest)
+        before, last = last, row
+    return min(last[-1], MOST_EDITS + 1)
+
+
+def _nearest(name: str, within: str) -> str:
+    """The setting that `within.name` was probably meant to be, as `section.key`, or nothing; `within` may be wrong too.
+
+    The name with the fewest edits, of equals the one in the nearest section; else what looks most like it.
+    """
+    paths = {(s, f.name): f"{s}.{f.name}" for s, kind in SECTIONS.items() for f in dataclasses.fields(kind)}
+    edits = {path: (_edits(name, key), _edits(within, section)) for (section, key), path in paths.items()}
+    best = min(edits, key=lambda path: edits[path])
+    if edits[best][0] <= MOST_EDITS and edits[best][0] < len(name):
+        return best
+    near = difflib.get_close_matches(f"{within}.{name}" if within else name, edits, 1, 0.6)
     return near[0] if near else ""
 
 
@@ -582,7 +645,7 @@ def _build(given: Mapping[str, Mapping[str, Any]], recipe: str, sources: Mapping
         for key, value in given.get(section, {}).items():
             where = f"{section}.{key} ({sources.get(f'{section}.{key}', 'here')})"
             if key not in hints:
-                near = _nearest(key, SECTIONS, section)
+                near = _nearest(key, section) if len(problems) < MOST_TOLD else ""
                 problems.append(f"unknown setting {where}" + (f"; did you mean {near}?" if near else "."))
                 continue
             try:
@@ -631,12 +694,11 @@ def load_with_origins(name: str | None, changes: Sequence[str] = ()) -> tuple[Co
         recipe = path.stem
         for section, values in _read_file(path).items():
             if section not in SECTIONS:
-                near = difflib.get_close_matches(section, SECTIONS, 1)
-                hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(SECTIONS)}."
-                other = _nearest(section, SECTIONS, None)
-                problems.append(
-                    f"unknown section {section} ({path}); {f'did you mean {other}?' if other and not near else hint}"
-                )
+                if len(problems) < MOST_TOLD:
+                    near = [name for name in SECTIONS if _edits(section, name) <= MOST_EDITS]
+                    meant = near[0] if near else _nearest(section, "")
+                hint = f"did you mean {meant}?" if meant else f"known are {', '.join(SECTIONS)}."
+                problems.append(f"unknown section {section} ({path}); {hint}")
             elif not isinstance(values, Mapping | None):
                 problems.append(f"{section} ({path}) is {values!r}; expected settings below it (key: value).")
             else:
@@ -664,16 +726,19 @@ def change(config: Config, changes: Sequence[str]) -> Config:
 
 def _put_on_top(given: dict[str, dict[str, Any]], changes: Sequence[str]) -> list[str]:
     """Change raw values by `section.key=value`; returns what is wrong with the changes themselves."""
-    problems = []
+    problems: list[str] = []
     for change in changes:
         key, equals, value = change.partition("=")
         section, dot, name = key.strip().partition(".")
         if not equals or not dot or section not in SECTIONS:
-            meant = _nearest(name or section, SECTIONS, section if section in SECTIONS else None)
+            meant = _nearest(name or section, section if name else "") if len(problems) < MOST_TOLD else ""
             hint = f" Did you mean {meant}?" if meant else f" Sections are {', '.join(SECTIONS)}."
             problems.append(f"--set {change}: expected section.key=value.{hint}")
             continue
-        given.setdefault(section, {})[name] = _parse_yaml(value, f"--set {key}")
+        try:
+            given.setdefault(section, {})[name] = _parse_yaml(value, f"--set {key}")
+        except ConfigError as error:
+            problems.extend(error.problems)
     return problems
 
 
@@ -714,6 +779,8 @@ def to_dict(settings: Any) -> dict[str, Any]:
 
 def from_dict(values: Mapping[str, Any]) -> Config:
     """The Config that `to_dict` was given."""
+    if not isinstance(values, Mapping) or not all(isinstance(values.get(name, {}), Mapping) for name in SECTIONS):
+        raise ConfigError("these are no settings: expected sections with settings below them.")
     return _build({k: v for k, v in values.items() if k in SECTIONS}, str(values.get("recipe", "default")), {})
 
 

@@ -90,6 +90,8 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
         if device.index is not None and device.index >= torch.cuda.device_count():
             raise ConfigError(f"--device: there is no GPU {device.index}; torch sees {torch.cuda.device_count()}.")
         torch.cuda.set_device(device)
+    elif device.type != "cpu" and not (device.type == "mps" and torch.backends.mps.is_available()):
+        raise ConfigError(f"--device {name}: this machine has none; give auto, cpu, cuda or cuda:N.")
     return device
 
 

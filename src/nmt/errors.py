@@ -1,5 +1,10 @@
 """What a user can mend: the command line prints these as they are and ends with `exit_code`."""
 
+MOST_TOLD = 100
+"""Problems of one refusal that are told in words; further ones are counted."""
+LONGEST_TOLD = 600
+"""Characters of a problem that are shown; of a longer one the start and the end, where the advice stands."""
+
 
 class NmtError(Exception):
     """Something failed; the message says what, where and what next."""
@@ -13,7 +18,12 @@ class ConfigError(NmtError):
     exit_code = 2
 
     def __init__(self, *problems: str) -> None:
-        super().__init__("\n".join(problems))
+        told = [
+            text if len(text) <= LONGEST_TOLD else f"{text[: LONGEST_TOLD // 2]} ... {text[-LONGEST_TOLD // 3 :]}"
+            for text in problems[:MOST_TOLD]
+        ]
+        more = [f"and {len(problems) - MOST_TOLD:,} more."] if len(problems) > MOST_TOLD else []
+        super().__init__("\n".join([*told, *more]))
         self.problems = problems
 
 

@@ -84,7 +84,7 @@ def open_run(config: Config, paths: TrainPaths, *, fresh: bool) -> None:
             for name in ("metrics.jsonl", "identity.json", "status.json", "stamp.json"):
                 (run / name).unlink(missing_ok=True)
         if (run / "identity.json").exists():
-            changed = differences(json.loads((run / "identity.json").read_text()), now)
+            changed = differences(json.loads((run / "identity.json").read_bytes()), now)
             if changed:
                 raise ConfigError(
                     f"{run} was trained with other settings or data:",
@@ -134,7 +134,7 @@ def _version(package: str) -> str | None:
 def read_config(run: Path) -> Config:
     """The settings that a run was trained with; raises CheckpointError if the folder is no run."""
     try:
-        return from_dict(json.loads((run / "config.json").read_text()))
+        return from_dict(json.loads((run / "config.json").read_bytes()))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{run} is no run folder: its config.json cannot be read ({error}).") from error
 

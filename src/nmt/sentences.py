@@ -12,7 +12,8 @@ _QUOTE_CLOSED = re.compile("[”’」』\"']")
 _OPEN, _CLOSE = "“「『（(【《[", "”」』）)】》]"  # ‘ ’ are left out: the second is an apostrophe too
 _CLAUSE = re.compile(r"(?:[，；：、…—]+|[,;:]+(?=\s))\s*")
 _SPACE = re.compile(r"\s+")
-_CHARACTER = re.compile(r".[\u0300-\u036f\u200d\ufe00-\ufe0f\U0001f3fb-\U0001f3ff]*", re.DOTALL)
+# With its marks, but no more of them than text has: a line may be nothing else.
+_CHARACTER = re.compile(r".[\u0300-\u036f\u200d\ufe00-\ufe0f\U0001f3fb-\U0001f3ff]{0,30}", re.DOTALL)
 
 
 def _words(text: str) -> frozenset[str]:
@@ -105,14 +106,12 @@ def cut_to_fit(text: str, count: Callable[[Sequence[str]], list[int]], most: int
 
 def _cut(text: str, count: Callable[[Sequence[str]], list[int]], most: int, way: int) -> list[str]:
     parts = _WAYS[way](text)
-    sizes = count(parts)
     if way > 0:
-        parts = _join(parts, sizes, most)
-        sizes = count(parts)
+        parts = _join(parts, count(parts), most)
     if way + 1 == len(_WAYS):
         return parts
     found: list[str] = []
-    for part, size in zip(parts, sizes, strict=True):
+    for part, size in zip(parts, count(parts), strict=True):
         found += [part] if size <= most else _cut(part, count, most, way + 1)
     return found
 

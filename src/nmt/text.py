@@ -5,6 +5,7 @@ two files no longer match line by line. Here one CR before the LF is taken off, 
 first line, and everything else stays.
 """
 
+import io
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -61,18 +62,36 @@ def read_aligned(*paths: str | Path) -> list[tuple[str, ...]]:
 def write_lines(path: str | Path, lines: Iterable[str]) -> None:
     """Write each line with an LF, to a temporary name first, so that `path` is never half a file."""
     path = Path(path)
-    part = path.with_name(path.name + ".part")
+    # A pipe or a device is written to, never replaced by a file; a folder is refused before any work.
+    part = path if os.path.exists(path) and not path.is_file() else path.with_name(path.name + ".part")
     try:
         with open(part, "wb") as stream:
             stream.writelines(line.encode() + b"\n" for line in lines)
-        os.replace(part, path)
+        if part != path:
+            os.replace(part, path)
     except OSError as error:
-        part.unlink(missing_ok=True)
         raise DataError(f"cannot write {path}: {error.strerror}.") from error
+    finally:
+        if part != path:
+            part.unlink(missing_ok=True)
 
 
-def use_utf8_streams() -> None:
-    """Make stdin, stdout and stderr UTF-8 whatever the locale says, so that Chinese survives LC_ALL=C."""
+def use_utf8() -> None:
+    """Make stdin, stdout, stderr and the names of files UTF-8 whatever the locale says: Chinese survives LC_ALL=C.
+
+    Where names can't be (PYTHONUTF8=0), this process begins anew, since Python settles that when it starts. A stream
+    that was closed (`<&-`) is an empty one for input; what is written to it fails as a write, not as a bug.
+    """
+    try:
+        os.fsencode("文")
+    except UnicodeEncodeError:
+        if os.environ.get("PYTHONUTF8") != "1":
+            os.execve(sys.executable, sys.orig_argv, os.environ | {"PYTHONUTF8": "1"})
+    for name, flag in (("stdin", os.O_RDONLY), ("stdout", os.O_RDONLY), ("stderr", os.O_WRONLY)):
+        if getattr(sys, name) is None:
+            # Without a buffer, so that nothing is left to be written when the process ends.
+            raw = os.fdopen(os.open(os.devnull, flag), "rb" if name == "stdin" else "wb", 0)
+            setattr(sys, name, io.TextIOWrapper(raw, write_through=True))
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:

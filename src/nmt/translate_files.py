@@ -36,7 +36,7 @@ def translate_file(
     """
     options, counts = options or Options(), Counts()
     table = table or options.n_best > 1
-    prefixes = None if prefix_file is None else read_lines(prefix_file)
+    prefixes = None if prefix_file is None else _prefixes(prefix_file, source)
     interactive = str(source) == STANDARD and sys.stdin.isatty()
     window = window or (1 if interactive else WINDOW)
     quiet = True if interactive or (str(out) == STANDARD and sys.stdout.isatty()) else None
@@ -46,6 +46,17 @@ def translate_file(
         _write(out, (row for line, results in enumerate(found, 1) for row in _rows(line, results, table)))
     log.info("translate: %s", counts.report())
     return counts
+
+
+def _prefixes(path: str | Path, source: str | Path) -> list[str]:
+    """The lines of a prefix file, as many as `source` has as far as that can be known before the work."""
+    found = read_lines(path)
+    if Path(source).is_file():
+        with _opened(source) as stream:
+            lines = sum(1 for _ in stream)
+        if lines != len(found):
+            raise DataError(f"{path} has {len(found):,} prefixes and {source} {lines:,} lines; give one for each line.")
+    return found
 
 
 def _opened(source: str | Path) -> AbstractContextManager[BinaryIO]:

@@ -1,5 +1,6 @@
 """translate: text in, text out. As many lines come out as went in, in order; an empty line stays empty."""
 
+import json
 import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,6 +31,9 @@ log = logging.getLogger(__name__)
 WINDOW = 10_000
 """Lines that are read, sorted by length and translated together; memory does not grow with the file beyond that."""
 
+PORTION = 10_000
+"""Texts that are encoded at once when only their lengths are wanted."""
+
 CONTROLS = str.maketrans(dict.fromkeys([*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029], " "))
 """A model can spell these with byte pieces; in its output a line end would make two lines of one."""
 
@@ -59,9 +63,11 @@ class Options:
     def __post_init__(self) -> None:
         problems = {
             f"--n-best is {self.n_best}; give at least 1.": self.n_best < 1,
-            f"--temperature is {self.temperature}; give a number above 0.": not self.temperature > 0,
+            f"--temperature is {self.temperature}; give a number from 0.001 to 1000.": not (
+                0.001 <= self.temperature <= 1000
+            ),
             f"--top-k is {self.top_k}; give 0 (all) or more.": self.top_k < 0,
-            f"--top-p is {self.top_p}; give a share above 0, at most 1.": not 0 < self.top_p <= 1,
+            f"--top-p is {self.top_p}; give a share from 0.000001 to 1.": not 0.000001 <= self.top_p <= 1,
             f"--seed is {self.seed}; give 0 or more.": self.seed < 0,
             f"--max-length is {self.max_length}; give 0 (no limit of its own) or more.": self.max_length < 0,
         }
@@ -178,6 +184,7 @@ class Translator:
         config = config if settings is None else replace(config, translate=settings)
         tokenizers = load_tokenizers(run / "tokenizer", config.data.src, config.data.tgt)
         model = load_model(run, config)
+        _check_hashes(run, tokenizers)
         embeddings = (model.src_embedding or model.embedding, model.embedding)
         for tokenizer, embedding in zip(tokenizers, embeddings, strict=True):
             if len(tokenizer) != embedding.num_embeddings:
@@ -227,8 +234,9 @@ class Translator:
         if not options.sample and options.n_best > self.settings.beam:
             raise ConfigError(f"--n-best is {options.n_best}, more than translate.beam ({self.settings.beam}).")
         lines, first = iter(lines), 0
+        given = None if prefixes is None else self._begins(prefixes)
         while group := list(islice(lines, window)):
-            begins = [""] * len(group) if prefixes is None else list(prefixes[first : first + len(group)])
+            begins = [[]] * len(group) if given is None else given[first : first + len(group)]
             if len(begins) < len(group):
                 raise DataError(f"there are only {first + len(begins):,} prefixes; give one for each line.")
             parts = self._parts(group, begins, first)
@@ -242,10 +250,24 @@ class Translator:
         if prefixes is not None and len(prefixes) > first:
             raise DataError(f"there are {len(prefixes):,} prefixes, but only {first:,} lines; give as many of both.")
 
-    def _parts(self, lines: Sequence[str], prefixes: Sequence[str], first: int) -> list[_Part]:
+    def _begins(self, prefixes: Sequence[str]) -> list[list[int]]:
+        """The tokens that each translation begins with; all are looked at before the first is used."""
+        found = self.tgt_tokenizer.encode([self.normaliser(prefix, self.tgt) for prefix in prefixes])
+        self._check_lengths(found, "prefix")
+        return found
+
+    def _check_lengths(self, rows: Sequence[Sequence[int]], what: str) -> None:
+        """Raise DataError for what can't be cut and is too long to be computed with."""
+        for number, row in enumerate(rows, 1):
+            if len(row) > self.most_input:
+                raise DataError(
+                    f"the {what} in line {number} has {len(row):,} tokens, more than {self.most_input:,}; shorten it"
+                    + ("." if self.most_input == self.most else ", or set translate.max_input higher.")
+                )
+
+    def _parts(self, lines: Sequence[str], begins: Sequence[list[int]], first: int) -> list[_Part]:
         """What to translate; blank lines have no part, lines that are too long have several."""
         texts = [self.normaliser(line, self.src).strip() for line in lines]
-        begins = self.tgt_tokenizer.encode([self.normaliser(prefix, self.tgt) for prefix in prefixes])
         parts = []
         for number, (text, ids, begin) in enumerate(zip(texts, self.src_tokenizer.encode(texts), begins, strict=True)):
             pieces = [ids] if ids else []
@@ -257,11 +279,14 @@ class Translator:
                     f"({self.most_input:,}); it is translated in {len(pieces):,} parts"
                 )
             for place, piece in enumerate(pieces):
-                parts.append(_Part(first + number, place, [*piece, EOS], begin if place == 0 else []))
+                # A character alone may be more bytes than a model has positions.
+                parts.append(_Part(first + number, place, [*piece[: self.most], EOS], begin if place == 0 else []))
         return parts
 
     def _sizes(self, texts: Sequence[str]) -> list[int]:
-        return [len(ids) for ids in self.src_tokenizer.encode(texts)]
+        # In portions: of a megabyte without a space every character is a text, and a list of its own once encoded.
+        portions = (texts[start : start + PORTION] for start in range(0, len(texts), PORTION))
+        return [len(ids) for portion in portions for ids in self.src_tokenizer.encode(portion)]
 
     def _search_all(self, parts: Sequence[_Part], options: Options, progress: Callable[[int], object]) -> list[_Found]:
         """The parts in order, each with what was found for it."""
@@ -345,10 +370,9 @@ class Translator:
         src, tgt = (
             tokenizer.encode([self.normaliser(line, lang) for line in lines]) for tokenizer, lang, lines in sides
         )
+        self._check_lengths(src, "source")
+        self._check_lengths(tgt, "translation")
         widths = [len(s) + len(t) + 2 for s, t in zip(src, tgt, strict=True)]
-        longest = max((max(len(s), len(t)) for s, t in zip(src, tgt, strict=True)), default=0)
-        if longest > self.most:
-            raise DataError(f"a line has {longest:,} tokens, but this model has no position after {self.most:,}.")
         found = [PairScore(0.0, 0)] * len(widths)
         for batch in batches(widths, 1, self.settings.batch_tokens):
             src_BS = self._padded([[*src[i], EOS] for i in batch])
@@ -373,6 +397,23 @@ class Translator:
     def _padded(self, rows: Sequence[Sequence[int]]) -> Tensor:
         tensors = [torch.tensor(row, dtype=torch.long) for row in rows]
         return pad_sequence(tensors, batch_first=True, padding_value=PAD).to(self.device)
+
+
+def _check_hashes(run: Path, tokenizers: Sequence[Tokenizer]) -> None:
+    """Raise CheckpointError for a tokenizer that isn't the one of the training: its ids mean something else."""
+    try:
+        trained = dict(json.loads((run / "identity.json").read_bytes())["content"]["tokenizer"])
+    except FileNotFoundError:
+        return  # A run that was put together by hand.
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{run / 'identity.json'} cannot be read ({error}); take it from a copy.") from error
+    for tokenizer in tokenizers:
+        wanted = trained.get(Path(tokenizer.name).name, tokenizer.sha256)
+        if wanted != tokenizer.sha256:
+            raise CheckpointError(
+                f"{tokenizer.name} has SHA-256 {tokenizer.sha256}, but the run was trained with {wanted}: "
+                "put that one back."
+            )
 
 
 def batches(lengths: Sequence[int], rows: int, most: int) -> Iterator[list[int]]:

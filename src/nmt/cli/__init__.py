@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 
 from nmt.cli import street, text, tools
 from nmt.errors import NmtError
-from nmt.text import use_utf8_streams
+from nmt.text import use_utf8
 
 HELP = {"help_option_names": ["-h", "--help"]}
 
@@ -88,7 +88,7 @@ app.add_typer(tools.config_app, name="config", context_settings=HELP)
 
 def main() -> NoReturn:
     """Run the command that the process was started with, and leave with its exit code."""
-    use_utf8_streams()
+    use_utf8()
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     words = _general_first(sys.argv[1:])
     try:

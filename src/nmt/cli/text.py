@@ -42,6 +42,10 @@ def translate(
     prefix: Annotated[
         Path | None, typer.Option("--prefix", metavar="FILE", help="How each translation begins, a line each.")
     ] = None,
+    window: Annotated[
+        int | None,
+        typer.Option("--buffer", metavar="N", min=1, help="Lines to read before translating them; 1 answers each."),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Write over an output file that exists.")] = False,
 ) -> None:
     """Translate a file, or stdin line by line."""
@@ -61,7 +65,7 @@ def translate(
     )
     run, config = _run_and_settings(run, [*(changes or ()), *(["translate.beam=1"] if greedy else [])])
     translator = Translator.load(run, config.translate, device=device)
-    translate_file(translator, source, output, options, table=scores, prefix_file=prefix)
+    translate_file(translator, source, output, options, table=scores, prefix_file=prefix, window=window)
 
 
 def evaluate(

@@ -164,7 +164,11 @@ def clean_chunk(chunk: Chunk, settings: CleanConfig, normaliser: Normaliser, nam
 
 
 def _tabbed(*fields: str) -> bytes:
-    return "\t".join(text.replace("\t", " ") for text in fields).encode("utf-8", "replace") + b"\n"
+    # Some encodings (UTF-7) can spell a line feed inside a line.
+    return "\t".join(text.translate(_SPACES) for text in fields).encode("utf-8", "replace") + b"\n"
+
+
+_SPACES = str.maketrans("\t\n", "  ")
 
 
 def _sample(source: str, number: int, *sides: str) -> list[str]:

@@ -4,6 +4,7 @@ The order is mojibake, entities, control and format characters, spaces, width an
 done when another turn changes nothing, so normalised text is normalised again into itself.
 """
 
+import functools
 import html
 import html.entities
 import json
@@ -78,6 +79,16 @@ def _entity(found: str) -> str:
     return html.unescape(found) if found[1] == "#" else html.entities.html5.get(found[1:], found)
 
 
+@functools.cache
+def _many_marks() -> re.Pattern[str]:
+    """A run of more combining marks than any language needs: over 30 (Unicode's Stream-Safe Text Format).
+
+    Putting a run in order, as NFC does, takes the square of its length: hours for a line of a megabyte.
+    """
+    marks = "".join(map(chr, filter(lambda code: unicodedata.combining(chr(code)), range(0x300, 0x20000))))
+    return re.compile(f"([{marks}]{{30}})[{marks}]+")
+
+
 def _tidy(text: str) -> str:
     if "&" in text:
         text = _AMPERSANDS.sub("&", _SPLIT_ENTITY.sub(r"&\1;", text))
@@ -85,7 +96,7 @@ def _tidy(text: str) -> str:
     if not text.isprintable():
         text = _FORMAT.sub("", text)
     if not text.isascii():
-        text = unicodedata.normalize("NFC", text.translate(_WIDTH))
+        text = unicodedata.normalize("NFC", _many_marks().sub(r"\1", text.translate(_WIDTH)))
     return " ".join(text.split())
 
 
