@@ -48,13 +48,13 @@ def nmt(folder: Path, *words: str, stdin: str = "", code: int = 0) -> subprocess
 def states(folder: Path, *changes: str) -> dict[str, str]:
     """How things stand with each stage, asked for in this process."""
     with contextlib.chdir(folder):
-        found = pipeline.status(stages.street(config.load("little.yaml", changes)))
+        found = pipeline.status(stages.street(config.load("tiny.yaml", changes)))
     return {state.stage.name: state.word for state in found}
 
 
 def fresh_clone(folder: Path) -> Path:
     shutil.copytree(ROOT / "data/mini/raw", folder / "data/mini/raw")
-    (folder / "little.yaml").write_text(TINY)
+    (folder / "tiny.yaml").write_text(TINY)
     return folder
 
 
@@ -62,7 +62,7 @@ def fresh_clone(folder: Path) -> Path:
 def walked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which the street was walked once."""
     folder = fresh_clone(tmp_path_factory.mktemp("street"))
-    done = nmt(folder, "run", "-c", "little.yaml")
+    done = nmt(folder, "run", "-c", "tiny.yaml")
     assert "BLEU" in done.stdout
     assert "floor" in done.stdout
     assert "tok:zh" in done.stdout
@@ -72,7 +72,7 @@ def walked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_second_walk_says_that_all_six_are_fresh_in_under_five_seconds_without_torch(walked: Path) -> None:
     program = (
         "import sys\nfrom nmt.cli import main\n"
-        "sys.argv = ['nmt', 'run', '-c', 'little.yaml']\n"
+        "sys.argv = ['nmt', 'run', '-c', 'tiny.yaml']\n"
         "try:\n    main()\nfinally:\n    print('torch' in sys.modules, file=sys.stderr)\n"
     )
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -87,7 +87,7 @@ def test_a_second_walk_says_that_all_six_are_fresh_in_under_five_seconds_without
 
 def test_translations_and_scores_are_of_the_test_set(walked: Path) -> None:
     (clean,) = (walked / "data/mini").glob("clean-*")
-    run = walked / "runs/little.en-zh"
+    run = walked / "runs/tiny.en-zh"
     assert len(read_lines(run / "translate/test.hyp")) == len(read_lines(clean / "test.en")) == 60
     scores = json.loads((run / "eval/scores.json").read_text(encoding="utf-8"))
     assert scores["lines"] == 60
@@ -118,7 +118,7 @@ def test_a_changed_setting_makes_its_stage_and_what_follows_stale(walked: Path, 
 
 
 def test_status_says_why(walked: Path) -> None:
-    told = nmt(walked, "status", "-c", "little.yaml", "--set", "bpe.vocab_size=1100").stdout.split("\n")
+    told = nmt(walked, "status", "-c", "tiny.yaml", "--set", "bpe.vocab_size=1100").stdout.split("\n")
     assert told[1] == "bpe: stale, bpe.vocab_size: 1200 -> 1100"
     assert told[2] == "encode: waits for bpe"
 
@@ -133,7 +133,7 @@ def test_text_goes_through_line_by_line(walked: Path) -> None:
     lines = done.stdout.removesuffix("\n").split("\n")
     assert len(lines) == 3
     assert lines[1] == ""
-    assert "runs/little.en-zh" in done.stderr
+    assert "runs/tiny.en-zh" in done.stderr
     (walked / "out.txt").write_text("mine")
     assert "--force" in nmt(walked, "translate", "-o", "out.txt", stdin="Hello.\n", code=2).stderr
     assert (walked / "out.txt").read_text() == "mine"
@@ -143,20 +143,20 @@ def test_eval_scores_the_newest_run_other_text_and_compares(walked: Path) -> Non
     (clean,) = (walked / "data/mini").glob("clean-*")
     done = nmt(walked, "eval", "--json")
     assert json.loads(done.stdout)["lines"] == 60
-    assert "runs/little.en-zh" in done.stderr
+    assert "runs/tiny.en-zh" in done.stderr
     test = str(clean / "test.zh")
     assert json.loads(nmt(walked, "eval", test, "--json").stdout)["scores"]["bleu"]["value"] == pytest.approx(100)
     against = nmt(walked, "eval", test, "--ref", test, "--tgt", "zh").stdout
     assert "BLEU: 100.00" in against
     assert "tok:zh" in against
     assert "--tgt" in nmt(walked, "eval", test, "--ref", test, code=2).stderr
-    assert "p = " in nmt(walked, "eval", "runs/little.en-zh/translate/test.hyp", test).stdout
+    assert "p = " in nmt(walked, "eval", "runs/tiny.en-zh/translate/test.hyp", test).stdout
 
 
 def test_info_and_plan_know_the_run(walked: Path) -> None:
     facts: dict[str, Any] = json.loads(nmt(walked, "info", "--json").stdout)
     assert (facts["state"], facts["step"], facts["vocabulary"]) == ("finished", 8, {"en": 1200, "zh": 1200})
-    plan = json.loads(nmt(walked, "plan", "-c", "little.yaml", "--json").stdout)
+    plan = json.loads(nmt(walked, "plan", "-c", "tiny.yaml", "--json").stdout)
     assert plan["parameters"]["total"] == facts["parameters"]
     assert plan["data"]["exact"]
 
@@ -164,20 +164,20 @@ def test_info_and_plan_know_the_run(walked: Path) -> None:
 @pytest.mark.slow
 def test_train_makes_what_is_missing_and_several_processes_share_it(tmp_path: Path) -> None:
     folder = fresh_clone(tmp_path)
-    done = nmt(folder, "train", "-c", "little.yaml", "--processes", "2")
+    done = nmt(folder, "train", "-c", "tiny.yaml", "--processes", "2")
     assert "clean: done" in done.stderr
     assert set(states(folder)) == set(STAGES)
     assert [name for name, state in states(folder).items() if state == "fresh"] == STAGES[:4]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "nmt"]
     subprocess.run(
-        [*torchrun, "train", "-c", "little.yaml", "--set", "optim.max_steps=12"], cwd=folder, env=environment, check=True
+        [*torchrun, "train", "-c", "tiny.yaml", "--set", "optim.max_steps=12"], cwd=folder, env=environment, check=True
     )
-    assert json.loads((folder / "runs/little.en-zh/status.json").read_text())["step"] == 12
-    assert "fresh" in nmt(folder, "train", "-c", "little.yaml", "--set", "optim.max_steps=12").stderr
-    measured = json.loads(nmt(folder, "plan", "-c", "little.yaml", "--measure", "--json").stdout)["measured"]
+    assert json.loads((folder / "runs/tiny.en-zh/status.json").read_text())["step"] == 12
+    assert "fresh" in nmt(folder, "train", "-c", "tiny.yaml", "--set", "optim.max_steps=12").stderr
+    measured = json.loads(nmt(folder, "plan", "-c", "tiny.yaml", "--measure", "--json").stdout)["measured"]
     assert measured["seconds_a_step"] > 0
-    averaged = nmt(folder, "average", "runs/little.en-zh", "--last", "2")
+    averaged = nmt(folder, "average", "runs/tiny.en-zh", "--last", "2")
     assert "average: step-00000008, step-00000012" in averaged.stderr
     nmt(folder, "translate", stdin="Hello.\n")
 

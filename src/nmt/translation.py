@@ -205,7 +205,7 @@ class Translator:
         translated in parts excepted), so they get the same translations to the last bit.
         """
         dealt: list[list[int]] = [[] for _ in range(shares)]
-        firsts = [part for part in self._parts(lines, [""] * len(lines), 0) if part.number == 0]
+        firsts = [part for part in self._parts(lines, [[] for _ in lines], 0) if part.number == 0]
         sizes = [len(part.src) for part in firsts]
         for turn, batch in enumerate(batches(sizes, self.settings.beam, self.settings.batch_tokens)):
             dealt[turn % shares] += [firsts[i].line for i in batch]
