@@ -5,13 +5,14 @@ two files no longer match line by line. Here one CR before the LF is taken off, 
 first line, and everything else stays.
 """
 
+import contextlib
 import os
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from nmt.errors import DataError
+from nmt.errors import DataError, told
 
 STANDARD = "-"
 """The file name that means stdin or stdout."""
@@ -67,8 +68,10 @@ def write_lines(path: str | Path, lines: Iterable[str]) -> None:
             stream.writelines(line.encode() + b"\n" for line in lines)
         os.replace(part, path)
     except OSError as error:
-        part.unlink(missing_ok=True)
-        raise DataError(f"cannot write {path}: {error.strerror}.") from error
+        raise DataError(f"cannot write {told(error, path)}.") from error
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
 
 
 def use_utf8_streams() -> None:

@@ -21,7 +21,7 @@ import numpy as np
 import sentencepiece
 
 from nmt.config import BpeConfig
-from nmt.errors import ConfigError, DataError
+from nmt.errors import ConfigError, DataError, writing
 from nmt.symbols import BOS, EOS, PAD, UNK
 from nmt.text import read_lines, write_lines
 
@@ -349,8 +349,9 @@ def _changed(lines: Sequence[str], back: Sequence[str]) -> list[int]:
 
 def _write(path: Path, model: bytes) -> None:
     part = path.with_name(path.name + ".part")
-    part.write_bytes(model)
-    os.replace(part, path)
+    with writing(path):
+        part.write_bytes(model)
+        os.replace(part, path)
 
 
 def _existing(path: str, lines: Sequence[str]) -> bytes:

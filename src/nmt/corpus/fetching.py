@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
-from nmt.errors import DataError
+from nmt.errors import DataError, told
 from nmt.text import write_lines
 
 LARGEST_DOWNLOAD = 1 << 30
@@ -100,7 +100,7 @@ def fetch(name: str, origin: str | None, folder: Path, sha256: str | None = None
         for file, path in (*files.items(), ("_source.json", work / "source")):
             os.replace(path, folder / file)
     except OSError as error:
-        raise DataError(f"cannot fetch {_shown(origin)} to {folder}: {error.strerror or error}.") from error
+        raise DataError(f"cannot fetch {_shown(origin)} to {told(error, folder)}.") from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
     # A corpus that an earlier fetch left under the other suffix would be a second source.
