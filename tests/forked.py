@@ -3,6 +3,7 @@
 A fork of a process that has imported torch costs milliseconds, a new interpreter seconds.
 """
 
+import importlib
 import os
 import resource
 import signal
@@ -71,6 +72,11 @@ def forked(
 
 def nmt(folder: Path, *words: str, largest_file: int | None = None, as_nobody: bool = False) -> Ended:
     """`nmt WORDS` in `folder`, as in a process of its own."""
+
+    if as_nobody:
+        # Python's own files may be out of nobody's reach, so what is imported when needed is imported now.
+        for name in ("training", "translate_files", "evaluation", "corpus.cleaning", "dataset", "plan"):
+            importlib.import_module(f"nmt.{name}")
 
     def command() -> None:
         from nmt.cli import main
