@@ -3,17 +3,16 @@
 A fork of a process that has imported torch costs milliseconds, a new interpreter seconds.
 """
 
-import importlib
+import ctypes
 import os
 import resource
 import signal
+import struct
 import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
-
-NOBODY = 65534
 
 
 class Ended(NamedTuple):
@@ -27,11 +26,10 @@ def forked(
     action: Callable[[], object],
     *,
     largest_file: int | None = None,
-    as_nobody: bool = False,
     folder: Path | None = None,
-    seconds: int = 120,
+    seconds: int = 600,
 ) -> Ended:
-    """Call `action` in a child, which may write files of `largest_file` bytes at most and may be nobody."""
+    """Call `action` in a child, which may write files of `largest_file` bytes at most."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
@@ -50,10 +48,6 @@ def forked(
                 os.chdir(folder)
             if largest_file is not None:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
-            if as_nobody and os.getuid() == 0:
-                os.setgroups([])
-                os.setgid(NOBODY)
-                os.setuid(NOBODY)
             action()
             code = 0
         except SystemExit as end:
@@ -70,18 +64,23 @@ def forked(
     return Ended(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), told)
 
 
-def nmt(folder: Path, *words: str, largest_file: int | None = None, as_nobody: bool = False) -> Ended:
+def nmt(folder: Path, *words: str, largest_file: int | None = None, bound_by_modes: bool = False) -> Ended:
     """`nmt WORDS` in `folder`, as in a process of its own."""
-
-    if as_nobody:
-        # Python's own files may be out of nobody's reach, so what is imported when needed is imported now.
-        for name in ("training", "translate_files", "evaluation", "corpus.cleaning", "dataset", "plan"):
-            importlib.import_module(f"nmt.{name}")
 
     def command() -> None:
         from nmt.cli import main
 
+        if bound_by_modes:
+            give_up_privileges()
         sys.argv = ["nmt", *words]
         main()
 
-    return forked(command, largest_file=largest_file, as_nobody=as_nobody, folder=folder)
+    return forked(command, largest_file=largest_file, folder=folder)
+
+
+def give_up_privileges() -> None:
+    """Let the modes of files and folders bind us as they bind their owner, also if we are root (capset(2), Linux)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    version_3_of_this_process, none = struct.pack("Ii", 0x20080522, 0), struct.pack("6I", *[0] * 6)
+    if libc.capset(version_3_of_this_process, none):
+        raise OSError(ctypes.get_errno(), "capset")

@@ -4,7 +4,6 @@ import hashlib
 import os
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -150,22 +149,6 @@ def test_translations_that_find_no_room_leave_no_file_and_an_earlier_one_as_it_w
         assert files(tmp_path) == before
 
 
-@pytest.fixture
-def public() -> Iterator[Path]:
-    """A folder that everybody may read and only we may write in; pytest's own let nobody else in."""
-    folder = Path(tempfile.mkdtemp())
-    yield folder
-    for path in folder.rglob("*"):
-        path.chmod(0o755)
-    shutil.rmtree(folder)
-
-
-def take_rights(folder: Path) -> None:
-    """Nobody may write here any more; who runs the tests as root becomes somebody else in the child."""
-    for path in [folder, *folder.rglob("*")]:
-        path.chmod(0o555 if path.is_dir() else 0o444)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "where"),
@@ -183,19 +166,21 @@ def take_rights(folder: Path) -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-def test_a_folder_that_may_not_be_written_is_named_before_work_is_done(walked_street, public, words, where):
-    stage = words[0] if words[0] in STAGES[:3] or words == ["train", "-c", "tiny.yaml"] else None
-    if stage:
-        without(walked_street, public / "street", stage)
+def test_a_folder_that_may_not_be_written_is_named_before_work_is_done(walked_street, tmp_path, words, where):
+    folder = tmp_path / "street"
+    if words[0] in STAGES[:3] or words == ["train", "-c", "tiny.yaml"]:
+        without(walked_street, folder, words[0])
     else:
-        shutil.copytree(walked_street, public / "street")
-    public.chmod(0o755)
-    before = files(public)
-    take_rights(public / "street")
-    ended = nmt(public / "street", *words, as_nobody=True)
+        shutil.copytree(walked_street, folder)
+    before = files(folder)
+    for path in [folder, *folder.rglob("*")]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    ended = nmt(folder, *words, bound_by_modes=True)
     assert ended.code in (1, 2), ended.told
     assert where in ended.told
     assert "Permission denied" in ended.told
     assert "Traceback" not in ended.told
     assert "done in" not in ended.told
-    assert files(public) == before
+    assert files(folder) == before
+    for path in [folder, *folder.rglob("*")]:
+        path.chmod(0o755)
