@@ -239,7 +239,7 @@ def _state(path: Path, values: Mapping[str, Any], kind: type[T]) -> T:
     assert is_dataclass(kind)
     types = get_type_hints(kind)
     if values.keys() != types.keys():
-        raise CheckpointError(f"{path} has {', '.join(map(repr, values))}; expected {', '.join(types)}")
+        raise CheckpointError(f"{path} has {', '.join(map(repr, values)) or 'nothing'}; expected {', '.join(types)}")
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, types[name]):
             raise CheckpointError(f"{path}: {name} is {str(value)[:40]!r}, not {types[name]}")

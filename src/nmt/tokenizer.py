@@ -47,9 +47,9 @@ class Tokenizer:
         self._processor = sentencepiece.SentencePieceProcessor()
         try:
             self._processor.LoadFromSerializedProto(model)
-        except RuntimeError as error:
+            self._pieces: list[str] = [self._processor.IdToPiece(i) for i in range(len(self))]
+        except (RuntimeError, UnicodeDecodeError) as error:
             raise DataError(f"{name} is not a SentencePiece model; make it again with nmt bpe.") from error
-        self._pieces: list[str] = [self._processor.IdToPiece(i) for i in range(len(self))]
         self._merges = _Merges(self._processor, self._pieces)
 
     @classmethod

@@ -246,7 +246,7 @@ def _unpack_member(packed: BinaryIO, opened: zipfile.ZipFile, member: zipfile.Zi
     """Unpack one member as far as its real, not its announced, size allows; a bomb stops within its first blocks."""
     target, size = work / f"member{len(list(work.iterdir()))}", 0
     with opened.open(member) as stream, open(target, "wb") as out:
-        # As much is read packed as is asked for unpacked, so a large block would raise the bound before it is looked at.
+        # As much is read packed as is asked for unpacked: a large block would raise the bound before it is looked at.
         while block := stream.read(BLOCK >> 4):
             size += len(block)
             most = min(LARGEST_MEMBER, max(SMALL_MEMBER, LARGEST_RATIO * (packed.tell() - member.header_offset)))
