@@ -1,6 +1,7 @@
 """What all tests share: one torch thread for each process, and the way to corpora that are not part of the project."""
 
 import os
+import shutil
 from pathlib import Path
 
 # Before torch is imported anywhere: two processes with two spinning threads each are far slower than with one.
@@ -30,3 +31,28 @@ def paths(tmp_path_factory):
     from tiny import make_corpus
 
     return make_corpus(tmp_path_factory.mktemp("tiny"))
+
+
+RECIPE = """
+data: {corpus: mini}
+clean: {dev_size: 40, test_size: 60}
+bpe: {vocab_size: 1200}
+model: {layers: 1, d_model: 32, d_ff: 64, heads: 2}
+optim: {batch_tokens: 1000, max_steps: 8, warmup_steps: 4}
+train: {device_tokens: 1000, validate_every: 4, validate_sentences: 4, save_every: 4, log_every: 1}
+translate: {beam: 1, max_extra: 4}
+eval: {bootstrap: 0}
+"""
+
+
+@pytest.fixture(scope="session")
+def walked_street(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `tiny.yaml` whose street was walked once; copy it before changing anything."""
+    from forked import nmt
+
+    folder = tmp_path_factory.mktemp("walked")
+    shutil.copytree(Path(__file__).parent.parent / "data/mini/raw", folder / "data/mini/raw")
+    (folder / "tiny.yaml").write_text(RECIPE)
+    ended = nmt(folder, "run", "-c", "tiny.yaml")
+    assert ended.code == 0, ended.told
+    return folder

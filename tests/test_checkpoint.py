@@ -1,9 +1,17 @@
 """Checkpoints are whole or not there, and a damaged one is never used."""
 
 import json
+import os
+import pickle
+import shutil
+from dataclasses import dataclass, replace
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from nmt import checkpoint
 from nmt.config import Config, ModelConfig, OptimConfig
@@ -41,37 +49,148 @@ def test_saving_again_replaces_the_folder_as_a_whole(tmp_path):
     ]
 
 
-DAMAGE = {
-    "a flipped byte": lambda c: flip(c / "model.safetensors"),
-    "a cut file": lambda c: (c / "model.safetensors").write_bytes((c / "model.safetensors").read_bytes()[:-1]),
-    "an empty file": lambda c: (c / "state.json").write_bytes(b""),
-    "a missing file": lambda c: (c / "state.json").unlink(),
-    "an empty manifest": lambda c: (c / "manifest.json").write_text(""),
-    "a manifest that names nothing": lambda c: (c / "manifest.json").write_text("{}"),
-    "a manifest that names a file elsewhere": lambda c: (c / "manifest.json").write_text(
-        json.dumps({"model.safetensors": "", "state.json": "", "../x": ""})
-    ),
-}
-
-
-def flip(path) -> None:
+def flip(path: Path, at: int) -> None:
     raw = bytearray(path.read_bytes())
-    raw[-10] ^= 1
+    raw[at] ^= 1
     path.write_bytes(raw)
 
 
-@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
-def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path, damage, caplog):
+def rewrite(path: Path, value: object) -> None:
+    """Other content, and a manifest that agrees with it."""
+    if isinstance(value, dict) and path.suffix == ".safetensors":
+        save_file(value, path)
+    else:
+        path.write_bytes(value if isinstance(value, bytes) else json.dumps(value).encode())
+    hashes = {p.name: sha256(p.read_bytes()).hexdigest() for p in path.parent.iterdir() if p.name != "manifest.json"}
+    (path.parent / "manifest.json").write_text(json.dumps(hashes))
+
+
+FILES = ("model.safetensors", "optimizer.safetensors", "state.json", "manifest.json")
+
+DAMAGE = {
+    **{(name, f"cut to {size}"): partial(lambda c, name, size: cut(c / name, size), name=name, size=size)
+       for name in FILES for size in (0, 10, 0.5, -2 if name == "manifest.json" else -1)},
+    **{(name, f"byte {at} flipped"): partial(lambda c, name, at: flip(c / name, at), name=name, at=at)
+       for name in FILES[:3] for at in (0, 8, -10)},
+    **{(name, "missing"): partial(lambda c, name: (c / name).unlink(), name=name) for name in FILES},
+    **{("manifest.json", f"is {text[:60]}"): partial(lambda c, text: (c / "manifest.json").write_text(text), text=text)
+       for text in ("{}", "[]", "null", "3", '"x"', "[" * 100_000, '{"model.safetensors": 1, "state.json": null}',
+                    '{"model.safetensors": "", "state.json": "", "../x": ""}',
+                    '{"model.safetensors": "", "state.json": "", "/etc/hostname": ""}',
+                    '{"model.safetensors": {}, "state.json": []}')},
+    ("optimizer.safetensors", "is not in the manifest"): lambda c: forget(c, "optimizer.safetensors"),
+    # From here on the manifest agrees, as if another program had written the checkpoint.
+    **{("state.json", f"is {str(value)[:40]}"): partial(lambda c, value: rewrite(c / "state.json", value), value=value)
+       for value in ([], None, 7, "x", {}, {"step": "20", "score": 1.0}, {"step": 20, "score": []},
+                     {"step": 20.5, "score": None}, {"step": True, "score": None}, {"step": 20},
+                     {"step": 20, "score": 1.0, "more": 1}, b"[" * 100_000, b"\xff", b"20 20")},
+    **{("model.safetensors", name): partial(lambda c, change: rewrite(c / "model.safetensors", change()), change=change)
+       for name, change in {
+           "has another dtype": lambda: {name: tensor.half() for name, tensor in weights().items()},
+           "has another shape": lambda: weights() | {"embedding.weight": torch.zeros(31, 16)},
+           "has another name": lambda: weights() | {"more": torch.zeros(1)},
+           "lacks a name": lambda: dict(list(weights().items())[1:]),
+           "is empty": dict,
+       }.items()},
+    **{("optimizer.safetensors", name):
+       partial(lambda c, change: rewrite(c / "optimizer.safetensors", change(moments())), change=change)
+       for name, change in {
+           "has another dtype": lambda found: {name: tensor.double() for name, tensor in found.items()},
+           "has another shape": lambda found: found | {"embedding.weight.exp_avg": torch.zeros(1)},
+           "has another parameter": lambda found: found | {"more.exp_avg": torch.zeros(1)},
+           "has another moment": lambda found: {name.replace("exp_avg_sq", "x"): t for name, t in found.items()},
+           "lacks a moment": lambda found: {name: t for name, t in found.items() if name != "embedding.weight.step"},
+           "is empty": lambda _: {},
+       }.items()},
+    ("model.safetensors", "is a pickle"): lambda c: rewrite(c / "model.safetensors", pickle.dumps({"a": 1})),
+}  # fmt: skip
+
+
+def cut(path: Path, size: float) -> None:
+    raw = path.read_bytes()
+    path.write_bytes(raw[: int(len(raw) * size) if isinstance(size, float) else size])
+
+
+def forget(folder: Path, name: str) -> None:
+    hashes = json.loads((folder / "manifest.json").read_text())
+    del hashes[name]
+    (folder / "manifest.json").write_text(json.dumps(hashes))
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A state like that of a training."""
+
+    step: int = 0
+    score: float | None = None
+
+
+def trained(seed: int) -> tuple[Transformer, torch.optim.Optimizer]:
+    """A model after one step."""
+    model = Transformer(CONFIG.model, 30)
+    model.load_state_dict(weights(seed))
+    optimizer = build_optimizer(model, OptimConfig())
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, float(seed))
+    optimizer.step()
+    return model, optimizer
+
+
+def moments(seed: int = 1) -> dict[str, torch.Tensor]:
+    model, optimizer = trained(seed)
+    return checkpoint.optimizer_tensors(optimizer, model)
+
+
+@pytest.fixture(scope="module")
+def two_checkpoints(tmp_path_factory) -> Path:
+    run = tmp_path_factory.mktemp("run")
     for step in (10, 20):
-        checkpoint.save(checkpoint.step_folder(tmp_path, step), weights(step), {"step": step})
-    damage(checkpoint.step_folder(tmp_path, 20))
-    assert checkpoint.newest(tmp_path) == checkpoint.step_folder(tmp_path, 10)
-    assert "step-00000020" in caplog.text
-    with pytest.raises(CheckpointError):
-        checkpoint.load(checkpoint.step_folder(tmp_path, 20))
-    damage(checkpoint.step_folder(tmp_path, 10))
+        state = {"step": step, "score": step / 10}
+        checkpoint.save(checkpoint.step_folder(run, step), weights(step), state, moments(step))
+    return run
+
+
+@pytest.mark.parametrize(("name", "how"), DAMAGE, ids=lambda value: value)
+def test_a_damaged_checkpoint_is_passed_over_with_one_warning_that_names_its_file(
+    two_checkpoints, tmp_path, caplog, name, how
+):
+    run = tmp_path / "run"
+    shutil.copytree(two_checkpoints, run)
+    damage = DAMAGE[name, how]
+    damage(checkpoint.step_folder(run, 20))
+    model, optimizer = trained(3)
+    folder, progress = checkpoint.load_newest(run, model, optimizer, Progress)
+    assert (folder, progress) == (checkpoint.step_folder(run, 10), Progress(10, 1.0))
+    assert all(torch.equal(tensor, weights(10)[name]) for name, tensor in model.state_dict().items())
+    restored = checkpoint.optimizer_tensors(optimizer, model)
+    assert all(torch.equal(tensor, restored[name]) for name, tensor in moments(10).items())
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert str(checkpoint.step_folder(run, 20) / name) in warning
+    assert len(warning) < 700
+
+    damage(checkpoint.step_folder(run, 10))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with pytest.raises(CheckpointError, match="start over with --fresh"):
-        checkpoint.newest(tmp_path)
+        checkpoint.load_newest(run, model, optimizer, Progress)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("step", [10, 20])
+def test_files_that_nothing_reads_do_not_make_a_checkpoint_damaged(two_checkpoints, tmp_path, caplog, step):
+    shutil.copytree(two_checkpoints, tmp_path / "run")
+    (checkpoint.step_folder(tmp_path / "run", step) / "notes.txt").write_text("the good one")
+    assert checkpoint.newest(tmp_path / "run").name == "step-00000020"
+    assert caplog.text == ""
+
+
+def test_every_parameter_of_every_road_has_moments_after_a_step():
+    # What `load_newest` relies on: a parameter without them would make every checkpoint damaged.
+    roads = ({}, {"norm": "pre", "norm_kind": "rms"}, {"activation": "swiglu", "position": "rope", "kv_heads": 1},
+             {"activation": "gelu", "position": "learned", "decoder_layers": 2})  # fmt: skip
+    for road in roads:
+        model = Transformer(replace(CONFIG.model, **road), 30, 20)
+        model.logits(model(torch.ones(1, 3, dtype=torch.long), torch.ones(1, 3, dtype=torch.long))).sum().backward()
+        assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
 
 
 def test_newest_goes_by_step_and_old_ones_are_pruned(tmp_path):
@@ -79,15 +198,27 @@ def test_newest_goes_by_step_and_old_ones_are_pruned(tmp_path):
     for step in (900, 1000, 20):
         checkpoint.save(checkpoint.step_folder(tmp_path, step), weights(), {"step": step})
     assert checkpoint.newest(tmp_path).name == "step-00001000"
-    checkpoint.prune(tmp_path, 2, 10)
+    for seconds, step in enumerate((1000, 900, 20)):  # A clock that was set back.
+        os.utime(checkpoint.step_folder(tmp_path, step), (seconds, seconds))
+    assert checkpoint.newest(tmp_path).name == "step-00001000"
+    checkpoint.prune(tmp_path, 2, 10, 1000)
     assert [path.name for path in checkpoint.saved_steps(tmp_path)] == ["step-00000900", "step-00001000"]
+
+
+def test_a_damaged_later_checkpoint_does_not_push_out_the_one_that_was_just_saved(tmp_path):
+    for step in (10, 20):
+        checkpoint.save(checkpoint.step_folder(tmp_path, step), weights(), {"step": step})
+    flip(checkpoint.step_folder(tmp_path, 20) / "model.safetensors", -1)
+    checkpoint.save(checkpoint.step_folder(tmp_path, 15), weights(), {"step": 15})
+    checkpoint.prune(tmp_path, 1, 5, 15)
+    assert [path.name for path in checkpoint.saved_steps(tmp_path)] == ["step-00000015"]
 
 
 @pytest.mark.parametrize(("keep", "left"), [(1, [12]), (2, [10, 12]), (3, [5, 10, 12]), (9, [5, 10, 12])])
 def test_a_checkpoint_between_the_intervals_goes_when_a_newer_one_is_there(tmp_path, keep, left):
     for step in (5, 7, 10, 12):
         checkpoint.save(checkpoint.step_folder(tmp_path, step), weights(), {"step": step})
-    checkpoint.prune(tmp_path, keep, 5)
+    checkpoint.prune(tmp_path, keep, 5, 12)
     assert [int(path.name[5:]) for path in checkpoint.saved_steps(tmp_path)] == left
 
 

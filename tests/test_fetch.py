@@ -5,15 +5,22 @@ import http.server
 import io
 import json
 import os
+import random
 import re
+import resource
+import shutil
+import signal
 import stat
+import struct
 import threading
 import zipfile
+import zlib
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
+from forked import forked
 from nmt.config import CleanConfig
 from nmt.corpus import fetch, fetching, find_sources
 from nmt.errors import DataError
@@ -268,3 +275,139 @@ def test_a_changed_byte_in_an_archive_is_refused(tmp_path):
 
 def test_a_packed_file_of_another_kind_is_refused(tmp_path):
     assert "neither text nor a zip" in fetch_archive(tmp_path, b"\xfd7zXZ\x00\x00\x04" + b"\x00" * 50)
+
+
+@pytest.mark.parametrize("kind", [stat.S_IFCHR, stat.S_IFBLK, stat.S_IFIFO, stat.S_IFSOCK])
+def test_a_device_a_pipe_or_a_socket_is_refused(tmp_path, kind):
+    special = zipfile.ZipInfo("cmn.txt")
+    special.external_attr = (kind | 0o666) << 16
+    assert "no corpus has" in fetch_archive(tmp_path, zipped([(special, b"a\tb\n")]))
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_way_of_packing_that_may_take_much_memory_is_refused(tmp_path, method):
+    assert "unusual method" in fetch_archive(tmp_path, zipped([("cmn.txt", CORPUS)], method))
+
+
+def test_a_bomb_below_the_ratio_stops_at_the_cap(tmp_path, monkeypatch):
+    monkeypatch.setattr(fetching, "LARGEST_MEMBER", 5_000_000)
+    text = "".join(f"{n * 7919 % 1_000_003}\tx\n" for n in range(1_000_000)).encode()
+    assert "unpacks to over 5,000,000" in fetch_archive(tmp_path, zipped([("cmn.txt", text)]))
+    assert os.listdir(tmp_path / "raw") == []
+
+
+def test_a_bomb_of_ten_gigabytes_stops_early_with_little_memory_and_a_clean_disk(tmp_path, monkeypatch):
+    # Four megabytes of zeros as a block of deflate that stands alone, 2,500 times.
+    packer = zlib.compressobj(9, zlib.DEFLATED, -15)
+    blocks = (packer.compress(bytes(1 << 22)) + packer.flush(zlib.Z_FULL_FLUSH)) * 2500
+    bomb = bytearray(zipped([("cmn.txt", blocks)], zipfile.ZIP_STORED))
+    central = bomb.rindex(b"PK\x01\x02")
+    for method, unpacked in ((8, 22), (central + 10, central + 24)):
+        bomb[method : method + 2] = struct.pack("<H", zipfile.ZIP_DEFLATED)
+        bomb[unpacked : unpacked + 4] = struct.pack("<I", 2**32 - 2)
+    assert len(bomb) > 10_000_000
+    written: list[int] = []
+    monkeypatch.setattr(fetching, "open", lambda *given: Counting(open(*given), written), raising=False)  # noqa: SIM115
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    assert "unpacks to over" in fetch_archive(tmp_path, bytes(bomb))
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 5
+    assert after.ru_maxrss - before.ru_maxrss < 100_000  # KiB
+    assert sum(written) < len(bomb) + 30_000_000
+    assert os.listdir(tmp_path / "raw") == []
+
+
+class Counting:
+    """A file that notes how much is written to it."""
+
+    def __init__(self, stream, written: list[int]) -> None:
+        self._stream, self._written = stream, written
+
+    def __getattr__(self, name):
+        return getattr(self._stream, name)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._stream.close()
+
+    def write(self, block: bytes) -> int:
+        self._written.append(len(block))
+        return self._stream.write(block)
+
+
+def mutated(raw: bytes, rng: random.Random) -> bytes:
+    """An archive with some bits flipped, cut short, or with a part again or something else in it."""
+    at, to = sorted(rng.randrange(len(raw)) for _ in range(2))
+    match rng.randrange(5):
+        case 0 | 1:
+            changed = bytearray(raw)
+            for _ in range(rng.choice((1, 1, 3, 30))):
+                changed[rng.randrange(len(raw))] ^= 1 << rng.randrange(8)
+            return bytes(changed)
+        case 2:
+            return raw[:at] + raw[to:]
+        case 3:
+            return raw[:to] + raw[at:to] + raw[to:]
+        case _:
+            return raw[:at] + rng.randbytes(rng.choice((1, 4, 200))) + raw[at:]
+
+
+def test_six_hundred_mutated_archives_are_refused_or_give_the_corpus_and_never_anything_else(tmp_path):
+    names, taken = {"cmn.txt", "_about.txt", "_licence.txt", "_source.json"}, 0
+    for seed in range(600):
+        rng = random.Random(seed)
+        method = rng.choice((zipfile.ZIP_DEFLATED, zipfile.ZIP_STORED))
+        members = [("cmn.txt", CORPUS), ("_about.txt", b"about" * 50), ("other.bin", rng.randbytes(200))]
+        (tmp_path / "a.zip").write_bytes(mutated(zipped(members, method), rng))
+        shutil.rmtree(tmp_path / "raw", ignore_errors=True)
+        try:
+            fetch("cmn", str(tmp_path / "a.zip"), tmp_path / "raw")
+        except DataError:
+            assert os.listdir(tmp_path / "raw") == [], seed
+            continue
+        assert set(os.listdir(tmp_path / "raw")) <= names, seed
+        assert (tmp_path / "raw" / "cmn.txt").read_bytes() == CORPUS, seed
+        taken += 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.zip", "raw"]
+    assert 0 < taken < 300
+
+
+def test_what_a_killed_fetch_left_is_never_used_and_goes_with_the_next_one(tmp_path):
+    raw = tmp_path / "cmn" / "raw"
+    (tmp_path / "x.txt").write_bytes(CORPUS)
+
+    def die_half_way() -> None:
+        copy = fetching._copy
+
+        def half(stream, target, origin, announced):
+            copy(io.BytesIO(stream.read(1000)), target, origin, None)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        fetching._copy = half
+        fetch("cmn", str(tmp_path / "x.txt"), raw)
+
+    assert forked(die_half_way).code == -signal.SIGKILL
+    assert (raw / ".fetch.part").exists()
+    with pytest.raises(DataError):
+        find_sources(tmp_path / "cmn", CleanConfig())
+    fetch("cmn", str(tmp_path / "x.txt"), raw)
+    assert sorted(os.listdir(raw)) == ["_licence.txt", "_source.json", "cmn.txt"]
+    assert (raw / "cmn.txt").read_bytes() == CORPUS
+
+
+def test_a_full_disk_leaves_the_earlier_corpus_and_tells_the_room(tmp_path):
+    raw = tmp_path / "raw"
+    (tmp_path / "x.txt").write_bytes(CORPUS)
+    fetch("cmn", str(tmp_path / "x.txt"), raw)
+    (tmp_path / "y.txt").write_bytes(CORPUS * 2)
+
+    def fill() -> None:
+        with pytest.raises(DataError, match=r"raw: File too large; [\d,]+ bytes are free"):
+            fetch("cmn", str(tmp_path / "y.txt"), raw)
+
+    ended = forked(fill, largest_file=len(CORPUS))
+    assert ended.code == 0, ended.told
+    assert (raw / "cmn.txt").read_bytes() == CORPUS
+    assert sorted(os.listdir(raw)) == ["_licence.txt", "_source.json", "cmn.txt"]

@@ -16,11 +16,12 @@ import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forked import forked
 from nmt.config import BpeConfig
 from nmt.errors import ConfigError, DataError
 from nmt.symbols import BOS, EOS, PAD, UNK
 from nmt.text import read_lines, write_lines
-from nmt.tokenizer import Tokenizer, certificate_lines, load_tokenizers, model_files, train_bpe
+from nmt.tokenizer import Tokenizer, _attempt, certificate_lines, load_tokenizers, model_files, train_bpe
 
 LANGUAGES = ("en", "zh")
 SMALL = BpeConfig(vocab_size=420, coverage=0.995)
@@ -325,3 +326,32 @@ def test_a_real_corpus_comes_back_whole_and_samples_as_sentencepiece_does(foreig
     for lines in texts["train"].values():
         assert own_merges(tokenizer, lines) == tokenizer.encode(lines)
         assert tokenizer.decode(tokenizer.encode_sampled(lines, 0.1, seed=1)) == lines
+
+
+def test_three_hundred_mutated_models_are_refused_or_read_without_a_crash():
+    text = [
+        f"the {colour} {thing} number {n}" for colour in ("red", "绿") for thing in ("book", "杯") for n in range(9)
+    ]
+    model = _attempt(text, BpeConfig(vocab_size=300, coverage=1.0), 300)
+
+    def read_them_all() -> None:
+        refused = 0
+        for seed in range(300):
+            rng, changed = random.Random(seed), bytearray(model)
+            if seed % 2:
+                for _ in range(rng.choice((1, 3, 20))):
+                    changed[rng.randrange(len(changed))] ^= 1 << rng.randrange(8)
+            else:
+                first, last = sorted(rng.randrange(len(changed)) for _ in range(2))
+                del changed[first:last]
+            try:
+                read = Tokenizer(bytes(changed), "joint.model")
+            except DataError:
+                refused += 1
+                continue
+            read.decode(read.encode(text))
+        assert 0 < refused < 300
+
+    # In a child, because a crash would be one of native code.
+    ended = forked(read_them_all)
+    assert ended.code == 0, ended.told

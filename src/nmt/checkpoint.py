@@ -1,18 +1,21 @@
 """Weights and training state on disk: folders of safetensors and JSON, hashed, written whole or not at all.
 
 A folder holds `model.safetensors`, perhaps `optimizer.safetensors`, `state.json` and, written last, `manifest.json`
-with the SHA-256 of each. It is made under a temporary name and renamed when all of it is on the disk.
+with the SHA-256 of each. `NAME` is made as `.NAME.part` and renamed when all of it is on the disk; what it replaces is
+`.NAME.old` for that moment. So one of `NAME` and `.NAME.old` is always whole, whenever the process is killed.
 """
 
+import contextlib
 import hashlib
 import json
 import logging
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, get_type_hints
 
 import torch
 from safetensors import SafetensorError
@@ -20,44 +23,70 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from nmt.config import Config
-from nmt.errors import CheckpointError
+from nmt.errors import CheckpointError, free_bytes
 from nmt.model import Transformer
 
 log = logging.getLogger(__name__)
 
-MANIFEST = "manifest.json"
+MANIFEST, MODEL, OPTIMIZER, STATE = "manifest.json", "model.safetensors", "optimizer.safetensors", "state.json"
+
+T = TypeVar("T")
+
+
+# ── writing ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def save(
     folder: Path, weights: Mapping[str, Tensor], state: Mapping[str, Any], optimizer: Mapping[str, Tensor] | None = None
 ) -> None:
     """Write a checkpoint as `folder`, in place of what was there; an interruption leaves the old one or the new."""
-    part = folder.with_name(f".{folder.name}.part")
-    old = folder.with_name(f".{folder.name}.old")
-    for left_over in (part, old):
-        shutil.rmtree(left_over, ignore_errors=True)
+    part = _beside(folder, "part")
     try:
+        _settle(folder)
         part.mkdir(parents=True)
-        save_file({name: tensor.contiguous() for name, tensor in weights.items()}, part / "model.safetensors")
+        save_file({name: tensor.contiguous() for name, tensor in weights.items()}, part / MODEL)
         if optimizer is not None:
-            save_file(dict(optimizer), part / "optimizer.safetensors")
-        (part / "state.json").write_text(json.dumps(state, indent=2) + "\n")
+            save_file(dict(optimizer), part / OPTIMIZER)
+        (part / STATE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
         hashes = {path.name: _sha256(path) for path in sorted(part.iterdir())}
         for name in hashes:
             _sync(part / name)
-        (part / MANIFEST).write_text(json.dumps(hashes, indent=2) + "\n")
+        (part / MANIFEST).write_text(json.dumps(hashes, indent=2) + "\n", encoding="utf-8")
         _sync(part / MANIFEST)
+        _sync(part)
         if folder.exists():
-            folder.rename(old)
+            folder.rename(_beside(folder, "old"))
         part.rename(folder)
         _sync(folder.parent)
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(part, ignore_errors=True)
-        free = shutil.disk_usage(folder.parent).free if folder.parent.exists() else 0
         raise CheckpointError(
-            f"cannot write the checkpoint {folder}: {error}; {free:,} bytes are free. Older checkpoints are whole."
+            f"cannot write the checkpoint {folder}: {error}; {free_bytes(folder):,} bytes are free there. "
+            "Older checkpoints are whole."
         ) from error
-    shutil.rmtree(old, ignore_errors=True)
+    finally:
+        with contextlib.suppress(OSError):
+            _settle(folder)
+
+
+def _beside(folder: Path, ending: str) -> Path:
+    return folder.with_name(f".{folder.name}.{ending}")
+
+
+def _settle(folder: Path) -> None:
+    """Leave nothing beside `folder`: what an interrupted `save` replaced gets its name back, what it began goes."""
+    part, old = _beside(folder, "part"), _beside(folder, "old")
+    if old.exists() and not folder.exists():
+        old.rename(folder)
+    for left_over in (part, old):
+        shutil.rmtree(left_over, ignore_errors=True)
+
+
+def recover(run: Path) -> None:
+    """Put right what a process that was killed inside `save` left in a run folder; for the holder of its lock."""
+    for path in [*run.glob(".*"), *(run / "checkpoints").glob(".*")]:
+        # Other names with two endings are not ours.
+        if found := re.fullmatch(r"\.([^.]+)\.(?:part|old)", path.name):
+            _settle(path.with_name(found[1]))
 
 
 def _sync(path: Path) -> None:
@@ -73,31 +102,76 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def fault(folder: Path) -> str | None:
-    """Why the checkpoint in `folder` must not be used, or None if every file is what its manifest says."""
+# ── reading ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _standing(folder: Path) -> Path:
+    """`folder`, or where it is if a process was killed while it replaced it."""
+    old = _beside(folder, "old")
+    return old if old.exists() and not folder.exists() else folder
+
+
+def _object(path: Path) -> dict[str, Any]:
     try:
-        hashes = json.loads((folder / MANIFEST).read_text())
-        if not isinstance(hashes, dict) or "model.safetensors" not in hashes or "state.json" not in hashes:
-            return f"{folder / MANIFEST} names no weights"
-        for name, expected in hashes.items():
-            if Path(name).name != name or _sha256(folder / name) != expected:
-                return f"{folder / name} is not what was written (its SHA-256 differs)"
-    except (OSError, ValueError) as error:
-        return f"{folder} is not whole ({error})"
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} cannot be read ({error})") from error
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path} is no JSON object")
+    return found
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError, ValueError, TypeError, KeyError, RuntimeError, MemoryError) as error:
+        raise CheckpointError(f"{path} cannot be read ({error})") from error
+
+
+def _check(folder: Path) -> None:
+    """Raise CheckpointError unless every file is there and is what the manifest says."""
+    manifest = folder / MANIFEST
+    hashes = _object(manifest)
+    if any(not isinstance(value, str) for value in hashes.values()):
+        raise CheckpointError(f"{manifest} has something else than hashes")
+    if not {MODEL, STATE} <= hashes.keys() <= {MODEL, STATE, OPTIMIZER}:
+        raise CheckpointError(f"{manifest} names {', '.join(map(repr, hashes)) or 'nothing'}, not a checkpoint's files")
+    if OPTIMIZER not in hashes and (folder / OPTIMIZER).exists():
+        raise CheckpointError(f"{folder / OPTIMIZER} is not in {MANIFEST}")
+    for name, expected in hashes.items():
+        try:
+            found = _sha256(folder / name)
+        except OSError as error:
+            raise CheckpointError(f"{folder / name} cannot be read ({error.strerror})") from error
+        if found != expected:
+            raise CheckpointError(f"{folder / name} is not what was written (its SHA-256 differs)")
+
+
+def _read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    _check(folder)
+    return _tensors(folder / MODEL), _object(folder / STATE)
+
+
+def fault(folder: Path) -> str | None:
+    """Why the checkpoint in `folder` must not be used, or None if it is what was written."""
+    try:
+        _read(_standing(folder))
+    except CheckpointError as error:
+        return str(error)
     return None
 
 
 def load(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Weights and state; raises CheckpointError if a file is missing or was changed."""
-    reason = fault(folder)
-    if reason:
-        raise CheckpointError(f"{reason}; use another checkpoint, or train again.")
-    return load_file(folder / "model.safetensors"), json.loads((folder / "state.json").read_text())
+    try:
+        return _read(_standing(folder))
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}; use another checkpoint, or train again.") from error
 
 
 def load_optimizer(folder: Path) -> dict[str, Tensor]:
     """The optimizer's tensors of a checkpoint that `load` has accepted."""
-    return load_file(folder / "optimizer.safetensors")
+    return _tensors(_standing(folder) / OPTIMIZER)
 
 
 # ── the checkpoints of a run ────────────────────────────────────────────────────────────────────────────────────────
@@ -108,34 +182,82 @@ def step_folder(run: Path, step: int) -> Path:
     return run / "checkpoints" / f"step-{step:08d}"
 
 
+def _step_of(folder: Path) -> int:
+    return int(folder.name[5:])
+
+
 def saved_steps(run: Path) -> list[Path]:
     """The run's checkpoint folders, oldest first, by step and not by the clock."""
-    found = [path for path in (run / "checkpoints").glob("step-*") if re.fullmatch(r"step-\d{8,}", path.name)]
-    return sorted(found, key=lambda path: int(path.name[5:]))
+    found = [path for path in (run / "checkpoints").glob("step-*") if re.fullmatch(r"step-[0-9]{8,}", path.name)]
+    return sorted(found, key=_step_of)
+
+
+def _newest_that(run: Path, use: Callable[[Path], T]) -> T | None:
+    """What `use` makes of the newest checkpoint that it takes; it refuses one by raising CheckpointError."""
+    folders = saved_steps(run)
+    for folder in reversed(folders):
+        try:
+            return use(folder)
+        except CheckpointError as error:
+            log.warning("passing over a damaged checkpoint: %s", error)
+    if folders:
+        raise CheckpointError(f"no checkpoint in {run / 'checkpoints'} can be used; start over with --fresh.")
+    return None
 
 
 def newest(run: Path) -> Path | None:
     """The newest whole checkpoint; a damaged one is passed over with a warning. Raises if all are damaged."""
-    folders = saved_steps(run)
-    for folder in reversed(folders):
-        reason = fault(folder)
-        if reason is None:
-            return folder
-        log.warning("passing over a damaged checkpoint: %s", reason)
-    if folders:
-        raise CheckpointError(f"no checkpoint in {run / 'checkpoints'} is whole; start over with --fresh.")
-    return None
+
+    def whole(folder: Path) -> Path:
+        _read(folder)
+        return folder
+
+    return _newest_that(run, whole)
 
 
-def prune(run: Path, keep: int, every: int) -> None:
-    """Remove all but the newest checkpoint and the newest before it whose step is a multiple of `every`; `keep` in all.
+def load_newest(run: Path, model: nn.Module, optimizer: torch.optim.Optimizer, kind: type[T]) -> tuple[Path, T] | None:
+    """Fill model and optimizer from the newest checkpoint that is whole and fits them; its folder and its state.
 
-    What was saved between for a signal goes as soon as it is not needed, so that a training which was interrupted
-    ends by averaging the same checkpoints as one that was not.
+    The state is a `kind`, a dataclass of plain values. Others are passed over with a warning; raises CheckpointError
+    if all are. None, and nothing is changed, where there is no checkpoint.
+    """
+
+    def use(folder: Path) -> tuple[Path, T]:
+        (weights, state), moments = _read(folder), load_optimizer(folder)
+        found = _state(folder / STATE, state, kind)
+        _check_fit(folder / MODEL, weights, model.state_dict())
+        _check_fit(folder / OPTIMIZER, moments, _moments(model))
+        model.load_state_dict(weights)
+        restore_optimizer(optimizer, model, moments)
+        return folder, found
+
+    return _newest_that(run, use)
+
+
+def _state(path: Path, values: Mapping[str, Any], kind: type[T]) -> T:
+    """The values as a dataclass; raises CheckpointError if it has no such fields, or fields of other types.
+
+    A field that is missing has its default: an older nmt did not know it.
+    """
+    assert is_dataclass(kind)
+    types = get_type_hints(kind)
+    if not values or not values.keys() <= types.keys():
+        raise CheckpointError(f"{path} has {', '.join(map(repr, values)) or 'nothing'}; expected {', '.join(types)}")
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, types[name]):
+            raise CheckpointError(f"{path}: {name} is {str(value)[:40]!r}, not {types[name]}")
+    return kind(**values)
+
+
+def prune(run: Path, keep: int, every: int, latest: int) -> None:
+    """Keep the checkpoint of step `latest`, just saved, and the newest before it on the interval `every`; `keep` in all.
+
+    What was saved between for a signal goes as soon as it is not needed, so that a training which was interrupted ends
+    by averaging the same checkpoints as one that was not. A later one was damaged and passed over: it goes as well.
     """
     folders = saved_steps(run)
-    regular = [folder for folder in folders[:-1] if int(folder.name[5:]) % every == 0]
-    kept = {*regular[len(regular) - min(len(regular), keep - 1) :], *folders[-1:]}
+    before = [folder for folder in folders if _step_of(folder) < latest and _step_of(folder) % every == 0]
+    kept = {*before[max(0, len(before) - keep + 1) :], step_folder(run, latest)}
     for folder in folders:
         if folder not in kept:
             shutil.rmtree(folder, ignore_errors=True)
@@ -145,7 +267,7 @@ def average(checkpoints: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """The mean of each weight, summed in float64; raises CheckpointError if names or shapes differ."""
     first = checkpoints[0]
     for other in checkpoints[1:]:
-        if {n: t.shape for n, t in other.items()} != {n: t.shape for n, t in first.items()}:
+        if _shapes(other) != _shapes(first):
             raise CheckpointError("these checkpoints are not of one model: their weights differ in name or shape.")
     return {
         name: torch.stack([c[name].double() for c in checkpoints]).mean(0).to(tensor.dtype)
@@ -154,6 +276,20 @@ def average(checkpoints: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 
 # ── between tensors by name and objects ─────────────────────────────────────────────────────────────────────────────
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    return {name: f"{tensor.dtype} {list(tensor.shape)}".removeprefix("torch.") for name, tensor in tensors.items()}
+
+
+def _check_fit(what: object, found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """Raise CheckpointError, with the first difference, unless both have the same names, types and shapes."""
+    here, wanted = _shapes(found), _shapes(expected)
+    for name in sorted(here.keys() | wanted.keys()):
+        if here.get(name) != wanted.get(name):
+            raise CheckpointError(
+                f"{what} does not fit: {name} is {here.get(name, 'missing')}, expected {wanted.get(name, 'nothing')}"
+            )
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
@@ -167,8 +303,19 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dic
     }
 
 
+def _moments(model: nn.Module) -> dict[str, Tensor]:
+    """What `optimizer_tensors` gives after a step of Adam, but for the values."""
+    count = torch.zeros((), dtype=torch.float32)
+    return {
+        f"{name}.{key}": value.detach()
+        for name, parameter in model.named_parameters()
+        for key, value in (("step", count), ("exp_avg", parameter), ("exp_avg_sq", parameter))
+    }
+
+
 def restore_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Give every parameter the moments that `optimizer_tensors` took."""
+    """Give every parameter the moments that `optimizer_tensors` took; raises CheckpointError if they are others."""
+    _check_fit("the optimizer's state", tensors, _moments(model))
     parameters = dict(model.named_parameters())
     for name, value in tensors.items():
         parameter, _, key = name.rpartition(".")
@@ -181,15 +328,16 @@ def build_model(config: Config, weights: Mapping[str, Tensor]) -> Transformer:
     try:
         src = weights.get("src_embedding.weight")
         model = Transformer(config.model, len(weights["embedding.weight"]), None if src is None else len(src))
+        _check_fit("the model", weights, model.state_dict())
         model.load_state_dict(dict(weights))
-    except (KeyError, RuntimeError) as error:
+    except (KeyError, TypeError, RuntimeError, CheckpointError) as error:
         raise CheckpointError(f"the weights do not fit the settings of their run: {error}") from error
     return model.eval()
 
 
 def load_model(run: Path, config: Config, folder: Path | None = None) -> Transformer:
     """The final model of a run, or the one in `folder`; raises CheckpointError when the run has none yet."""
-    folder = folder or run / "final"
+    folder = _standing(folder or run / "final")
     if not folder.exists():
         raise CheckpointError(
             f"{run} has no final model; finish its training with nmt train, or make one with nmt average."

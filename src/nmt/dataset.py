@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from nmt.batching import Numbers
 from nmt.config import EncodeConfig
-from nmt.errors import DataError
+from nmt.errors import DataError, told
 from nmt.symbols import EOS
 from nmt.text import lines_of
 from nmt.tokenizer import Tokenizer, load_tokenizers
@@ -76,9 +76,9 @@ def encode_corpus(
     meta: dict[str, Any] = {"format": FORMAT, "languages": list(languages), "splits": {}}
     for split in SPLITS:
         meta["splits"][split] = _encode_split(clean, split, tokenizers, settings.max_tokens, languages, out)
-    meta["sha256"] = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(out.iterdir())}
+    meta["sha256"] = {path.name: _sha256(path) for path in sorted(out.iterdir())}
     meta["vocab_size"] = [len(tokenizer) for tokenizer in tokenizers]
-    (out / "meta.json").write_text(json.dumps(meta, indent=2, sort_keys=True) + "\n")
+    (out / "meta.json").write_text(json.dumps(meta, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     for split in ("train", "dev"):
         if not meta["splits"][split]["pairs"]:
             raise DataError(f"no {split} pair of {clean} is left; encode.max_tokens is {settings.max_tokens}.")
@@ -112,10 +112,10 @@ def _encode_split(
         for stream in streams:
             stream.close()
     for language, column in zip(languages, lengths, strict=True):
-        np.concatenate([[0], np.cumsum(column, dtype=np.int64)]).astype(np.int64).tofile(
-            out / f"{split}.{language}.offsets"
-        )
-    np.array(kept, dtype=np.int64).tofile(out / f"{split}.rows")
+        offsets = np.concatenate([[0], np.cumsum(column, dtype=np.int64)]).astype(np.int64)
+        # Not tofile, which says nothing when the disk is full.
+        (out / f"{split}.{language}.offsets").write_bytes(offsets.tobytes())
+    (out / f"{split}.rows").write_bytes(np.array(kept, dtype=np.int64).tobytes())
     counts = {"pairs": len(kept), "dropped": read - len(kept)}
     return counts | {f"{name}_tokens": sum(column) for name, column in zip(languages, lengths, strict=True)}
 
@@ -140,37 +140,60 @@ def _windows(clean: Path, split: str, languages: Sequence[str]) -> Iterator[list
         yield window
 
 
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
 def read_meta(folder: Path) -> dict[str, Any]:
     """meta.json of an encode folder; raises DataError if it isn't one of this format."""
     try:
-        meta: dict[str, Any] = json.loads((folder / "meta.json").read_text())
-    except (OSError, ValueError) as error:
-        raise DataError(f"{folder} is no folder of encoded data ({error}); run nmt encode.") from error
-    if meta.get("format") != FORMAT:
-        raise DataError(f"{folder} has format {meta.get('format')}, this nmt reads {FORMAT}; run nmt encode.")
+        meta: dict[str, Any] = json.loads((folder / "meta.json").read_bytes())
+        found = meta["format"]
+        if found == FORMAT:
+            languages, sizes, hashes, splits = (meta[key] for key in ("languages", "vocab_size", "sha256", "splits"))
+            shapes = (isinstance(hashes, dict), isinstance(splits, dict), all(isinstance(n, int) for n in sizes))
+            if not all(shapes) or len(languages) != len(sizes) or not all(isinstance(name, str) for name in languages):
+                raise ValueError("its values have other types")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DataError(f"{folder} is no folder of encoded data (meta.json: {error}); run nmt encode.") from error
+    if found != FORMAT:
+        raise DataError(f"{folder} has format {found}, this nmt reads {FORMAT}; run nmt encode.")
     return meta
 
 
 def open_dataset(folder: Path, split: str, src: str, tgt: str) -> ParallelDataset:
-    """The split of an encode folder, memory-mapped, from `src` into `tgt`."""
+    """The split of an encode folder, memory-mapped, from `src` into `tgt`; each file must be as it was written."""
     meta = read_meta(folder)
     sizes = dict(zip(meta["languages"], meta["vocab_size"], strict=True))
+
+    def checked(name: str) -> Path:
+        try:
+            found = _sha256(folder / name)
+        except OSError as error:
+            raise DataError(f"cannot read {told(error, folder / name)}; run nmt encode again.") from error
+        if found != meta["sha256"].get(name):
+            raise DataError(f"{folder / name} is not what was written (its SHA-256 differs); run nmt encode again.")
+        return folder / name
 
     def column(language: str) -> Column:
         if language not in sizes:
             raise DataError(f"{folder} has {', '.join(sizes)}, not {language}; check data.src and data.tgt.")
-        offsets = np.fromfile(folder / f"{split}.{language}.offsets", dtype=np.int64)
-        dtype = np.uint16 if sizes[language] <= 2**16 else np.uint32
-        path = folder / f"{split}.{language}.ids"
+        offsets = np.fromfile(checked(f"{split}.{language}.offsets"), dtype=np.int64)
+        path = checked(f"{split}.{language}.ids")
+        dtype = np.dtype(np.uint16 if sizes[language] <= 2**16 else np.uint32)
+        size = path.stat().st_size // dtype.itemsize
         # An empty file cannot be mapped.
-        ids = np.memmap(path, dtype=dtype, mode="r") if offsets[-1] else np.zeros(0, dtype)
-        if len(ids) != offsets[-1]:
-            raise DataError(
-                f"{path} has {len(ids):,} tokens, but {int(offsets[-1]):,} are listed; run nmt encode again."
-            )
+        ids = np.memmap(path, dtype=dtype, mode="r", shape=(size,)) if size else np.zeros(0, dtype)
+        if not len(offsets) or offsets[0] or offsets[-1] != len(ids) or (np.diff(offsets) < 1).any():
+            raise DataError(f"{path} has {len(ids):,} tokens, but others are listed; run nmt encode again.")
         return Column(ids, offsets)
 
-    return ParallelDataset(column(src), column(tgt), np.fromfile(folder / f"{split}.rows", dtype=np.int64))
+    sides = column(src), column(tgt)
+    rows = np.fromfile(checked(f"{split}.rows"), dtype=np.int64)
+    if {len(side) for side in sides} != {len(rows)}:
+        raise DataError(f"{folder} has sides of different lengths in {split}; run nmt encode again.")
+    return ParallelDataset(*sides, rows)
 
 
 def resample(

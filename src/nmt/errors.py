@@ -1,5 +1,11 @@
 """What a user can mend: the command line prints these as they are and ends with `exit_code`."""
 
+import errno
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 MOST_TOLD = 100
 """Problems of one refusal that are told in words; further ones are counted."""
 LONGEST_TOLD = 600
@@ -45,3 +51,31 @@ class Preempted(NmtError):
 
 class LostContact(NmtError):
     """Another process of this training is gone or has failed, and says why; this one is well."""
+
+
+# ── what went wrong with a file ─────────────────────────────────────────────────────────────────────────────────────
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@contextmanager
+def writing(path: str | Path) -> Iterator[None]:
+    """Name `path` in a failure of the system that doesn't say where it was: that of a write never does."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
+def told(error: OSError, path: str | Path | None = None) -> str:
+    """`PATH: what went wrong`, and how many bytes are free where that may be the reason; no full stop."""
+    where = path or error.filename
+    text = (f"{where}: " if where else "") + (error.strerror or str(error))
+    return f"{text}; {free_bytes(where):,} bytes are free there" if where and error.errno in _FULL else text
+
+
+def free_bytes(path: str | Path) -> int:
+    """The room on the disk that `path` is or would be on."""
+    there = next(folder for folder in (Path(path).absolute(), *Path(path).absolute().parents) if folder.exists())
+    return shutil.disk_usage(there).free

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nmt.config import differences
-from nmt.errors import ConfigError, DataError
+from nmt.errors import ConfigError, DataError, writing
 
 log = logging.getLogger(__name__)
 
@@ -208,14 +208,16 @@ def _newest_stamp(stage: Stage) -> dict[str, Any]:
 
 def read_stamp(folder: Path) -> dict[str, Any]:
     """The stamp of a folder; empty when there is none that can be read."""
-    return read_json(folder / STAMP)
+    stamp = read_json(folder / STAMP)
+    whole = all(isinstance(stamp.get(part), dict) for part in ("settings", "reads", "wrote"))
+    return stamp if whole else {}
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; empty when there is none that can be read."""
     try:
         found = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -268,8 +270,9 @@ def act(stage: Stage) -> None:
     begun = time.monotonic()
     if stage.result:
         stage.writes.mkdir(parents=True, exist_ok=True)
-        stage.action(stage.writes)
-        put_stamp(stage, stage.writes, time.monotonic() - begun)
+        with writing(stage.writes):
+            stage.action(stage.writes)
+            put_stamp(stage, stage.writes, time.monotonic() - begun)
         return
     home = stage.writes.parent
     home.mkdir(parents=True, exist_ok=True)
@@ -277,8 +280,9 @@ def act(stage: Stage) -> None:
     part = home / f".{stage.writes.name}.{uuid.uuid4().hex[:8]}.part"
     try:
         part.mkdir()
-        stage.action(part)
-        put_stamp(stage, part, time.monotonic() - begun)
+        with writing(part):
+            stage.action(part)
+            put_stamp(stage, part, time.monotonic() - begun)
         _move(part, stage)
     finally:
         shutil.rmtree(part, ignore_errors=True)
@@ -328,10 +332,10 @@ def _move(part: Path, stage: Stage) -> None:
 
 def _sweep(home: Path, name: str) -> None:
     """Remove what a killed process left behind, once it is a day old."""
-    for part in home.glob(f".{name}*.part"):
+    for left_over in (*home.glob(f".{name}*.part"), *home.glob(f".{name}*.old")):
         with contextlib.suppress(OSError):
-            if time.time() - part.stat().st_mtime > 86_400:
-                shutil.rmtree(part, ignore_errors=True)
+            if time.time() - left_over.stat().st_mtime > 86_400:
+                shutil.rmtree(left_over, ignore_errors=True)
 
 
 def _versions() -> dict[str, str]:
@@ -346,7 +350,9 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write JSON under a name of its own, then rename, so that several writers at once are harmless."""
     part = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.part")
     try:
-        part.write_text(json.dumps(value, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-        os.replace(part, path)
+        with writing(path):
+            part.write_text(json.dumps(value, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+            os.replace(part, path)
     finally:
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)

@@ -5,6 +5,7 @@ two files no longer match line by line. Here one CR before the LF is taken off, 
 first line, and everything else stays.
 """
 
+import contextlib
 import io
 import os
 import sys
@@ -12,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from nmt.errors import DataError
+from nmt.errors import DataError, told
 
 STANDARD = "-"
 """The file name that means stdin or stdout."""
@@ -70,10 +71,11 @@ def write_lines(path: str | Path, lines: Iterable[str]) -> None:
         if part != path:
             os.replace(part, path)
     except OSError as error:
-        raise DataError(f"cannot write {path}: {error.strerror}.") from error
+        raise DataError(f"cannot write {told(error, path)}.") from error
     finally:
-        if part != path:
-            part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            if part != path:
+                part.unlink(missing_ok=True)
 
 
 def use_utf8() -> None:

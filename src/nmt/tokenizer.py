@@ -21,7 +21,7 @@ import numpy as np
 import sentencepiece
 
 from nmt.config import BpeConfig
-from nmt.errors import ConfigError, DataError
+from nmt.errors import ConfigError, DataError, writing
 from nmt.symbols import BOS, EOS, PAD, UNK
 from nmt.text import read_lines, write_lines
 
@@ -47,9 +47,9 @@ class Tokenizer:
         self._processor = sentencepiece.SentencePieceProcessor()
         try:
             self._processor.LoadFromSerializedProto(model)
-        except RuntimeError as error:
+            self._pieces: list[str] = [self._processor.IdToPiece(i) for i in range(len(self))]
+        except (RuntimeError, UnicodeDecodeError) as error:
             raise DataError(f"{name} is not a SentencePiece model; make it again with nmt bpe.") from error
-        self._pieces: list[str] = [self._processor.IdToPiece(i) for i in range(len(self))]
         self._merges = _Merges(self._processor, self._pieces)
 
     @classmethod
@@ -349,8 +349,9 @@ def _changed(lines: Sequence[str], back: Sequence[str]) -> list[int]:
 
 def _write(path: Path, model: bytes) -> None:
     part = path.with_name(path.name + ".part")
-    part.write_bytes(model)
-    os.replace(part, path)
+    with writing(path):
+        part.write_bytes(model)
+        os.replace(part, path)
 
 
 def _existing(path: str, lines: Sequence[str]) -> bytes:

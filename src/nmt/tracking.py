@@ -1,7 +1,10 @@
 """What a training tells: one line on the terminal, TensorBoard, and metrics.jsonl."""
 
+import contextlib
 import json
 import logging
+import re
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -9,7 +12,58 @@ from typing import Any
 
 from tqdm import tqdm
 
+from nmt.errors import writing
+from nmt.text import lines_of, write_lines
+
 log = logging.getLogger(__name__)
+
+
+class Board:
+    """A training's event file for TensorBoard.
+
+    Not torch's SummaryWriter: its thread writes up to two minutes late, loses that when the process is killed, and
+    meets a full disk where nobody can answer.
+    """
+
+    def __init__(self, folder: Path, first_step: int) -> None:
+        from tensorboard.compat.proto.event_pb2 import SessionLog
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        folder.mkdir(parents=True, exist_ok=True)
+        # Files are read in the order of their names; others begin them with the time, but clocks are set back.
+        pattern = re.compile(r"events\.out\.tfevents\.(\d+)\..*")
+        numbers = [int(found[1]) for path in folder.iterdir() if (found := pattern.fullmatch(path.name))]
+        self.path = folder / f"events.out.tfevents.{max(numbers, default=0) + 1:010}.nmt"
+        self._stream = open(self.path, "wb")  # noqa: SIM115
+        self._records = RecordWriter(self._stream)
+        self._write(file_version="brain.Event:2")
+        # Steps after the checkpoint that this training goes on from are measured again: readers drop the old ones.
+        self._write(step=first_step + 1, session_log=SessionLog(status=SessionLog.START))
+
+    def numbers(self, step: int, values: Mapping[str, float]) -> None:
+        """A point of each curve."""
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        rows = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+        self._write(step=step, summary=Summary(value=rows))
+
+    def text(self, step: int, tag: str, text: str) -> None:
+        """Markdown on the page of texts."""
+        from tensorboard.plugins.text.summary_v2 import text_pb
+
+        self._write(step=step, summary=text_pb(tag, text))
+
+    def _write(self, **fields: Any) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        with writing(self.path):
+            self._records.write(Event(wall_time=time.time(), **fields).SerializeToString())
+            self._stream.flush()
+
+    def close(self) -> None:
+        """Nothing more will be written."""
+        with writing(self.path):
+            self._stream.close()
 
 
 class Tracker:
@@ -19,31 +73,26 @@ class Tracker:
         self.writes = writes
         if not writes:
             return
-        from torch.utils.tensorboard import SummaryWriter
-
         run.mkdir(parents=True, exist_ok=True)
-        # Steps after the checkpoint that this training goes on from are measured again.
-        self.board = SummaryWriter(str(run / "tensorboard"), purge_step=first_step + 1)
-        self._cut(run / "metrics.jsonl", first_step)
-        self.file = open(run / "metrics.jsonl", "a", encoding="utf-8")  # noqa: SIM115
+        self.metrics = run / "metrics.jsonl"
+        self._cut(self.metrics, first_step)
+        self.board = Board(run / "tensorboard", first_step)
+        self.file = open(self.metrics, "a", encoding="utf-8")  # noqa: SIM115
         self.bar = tqdm(
             total=last_step, initial=first_step, unit="step", desc="train", disable=None, dynamic_ncols=True
         )
+        if not self.bar.disable:
+            # tqdm asks the clock on the wall, which may be set back; then it stands still, and has negative rates.
+            self.bar._time = time.monotonic  # type: ignore[attr-defined]
+            self.bar.start_t = self.bar.last_print_t = time.monotonic()
 
     @staticmethod
     def _cut(path: Path, step: int) -> None:
         """Take measurements after `step` out of a metrics file, and a last line that an interruption cut."""
-        if not path.exists():
-            return
-        kept = []
-        for line in path.read_text(encoding="utf-8").split("\n"):
-            try:
-                row = json.loads(line)
-            except ValueError:
-                continue
-            if row["step"] <= step:
-                kept.append(line + "\n")
-        path.write_text("".join(kept), encoding="utf-8")
+        if path.exists():
+            with open(path, "rb") as stream:
+                kept = [line for line, whole in lines_of(stream) if whole and _step_of(line) <= step]
+            write_lines(path, kept)
 
     def __enter__(self) -> "Tracker":
         return self
@@ -53,8 +102,11 @@ class Tracker:
     ) -> None:
         if self.writes:
             self.bar.close()
-            self.file.close()
-            self.board.close()
+            # What has already gone wrong is told, not what follows from it.
+            with contextlib.suppress(OSError) if kind else contextlib.nullcontext():
+                self.board.close()
+                with writing(self.metrics):
+                    self.file.close()
 
     def advance(self) -> None:
         """One step is done."""
@@ -65,10 +117,10 @@ class Tracker:
         """Record measurements of a step; `kind` is train or dev and begins their names on TensorBoard."""
         if not self.writes:
             return
-        for name, value in values.items():
-            self.board.add_scalar(f"{kind}/{name}", value, step)
-        self.file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
-        self.file.flush()
+        self.board.numbers(step, {f"{kind}/{name}": value for name, value in values.items()})
+        with writing(self.metrics):
+            self.file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
+            self.file.flush()
         self.say(f"{kind} step {step:,}: " + ", ".join(f"{name} {_short(value)}" for name, value in values.items()))
 
     def translations(self, step: int, rows: list[tuple[str, str, str]]) -> None:
@@ -76,7 +128,7 @@ class Tracker:
         if not self.writes:
             return
         text = "\n\n".join(f"    src {src}\n    ref {ref}\n    hyp {hyp}" for src, ref, hyp in rows)
-        self.board.add_text("dev/translations", text, step)
+        self.board.text(step, "dev/translations", text)
         self.say("\n".join(f"  {src}  =>  {hyp}  (ref {ref})" for src, ref, hyp in rows))
 
     def say(self, text: str) -> None:
@@ -84,6 +136,14 @@ class Tracker:
         if self.writes:
             with tqdm.external_write_mode():
                 log.info(text)
+
+
+def _step_of(line: str) -> float:
+    """The step of a row of metrics; beyond all others if the line isn't one."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return float("inf")
 
 
 def _short(value: Any) -> str:

@@ -46,6 +46,7 @@ def train_model(
         log.info("train: %s is finished; nothing to do", paths.run)
         return
     if world.leads:
+        checkpoint.recover(paths.run)
         open_run(config, paths, fresh=fresh)
     world.barrier()
     with Heartbeat(paths.run / "heartbeat", world, config.train.silence) as heartbeat:
@@ -221,14 +222,14 @@ def is_finished(config: Config, paths: TrainPaths) -> bool:
 
 def resume(trainer: Trainer, run: Path, init_from: Path | None) -> Progress:
     """Load the newest checkpoint, or the weights to begin with, into the trainer."""
-    folder = checkpoint.newest(run)
-    if folder is not None:
-        weights, state = checkpoint.load(folder)
-        trainer.model.load_state_dict(weights)
-        checkpoint.restore_optimizer(trainer.optimizer, trainer.model, checkpoint.load_optimizer(folder))
-        trainer.scaler.load_state_dict(state.pop("scaler", {}))
+    found = checkpoint.load_newest(run, trainer.model, trainer.optimizer, Progress)
+    if found is not None:
+        folder, progress = found
+        if trainer.scaler.is_enabled():
+            ours = {"scale": progress.loss_scale, "_growth_tracker": progress.scale_steps}
+            trainer.scaler.load_state_dict(trainer.scaler.state_dict() | ours)
         log.info("train: going on from %s", folder)
-        return Progress(**state)
+        return progress
     if init_from is not None:
         weights, _ = checkpoint.load(init_from / "final")
         try:
@@ -252,9 +253,10 @@ def save(trainer: Trainer, run: Path, progress: Progress) -> None:
         started = time.perf_counter()
         tensors = checkpoint.optimizer_tensors(trainer.optimizer, trainer.model)
         folder = checkpoint.step_folder(run, progress.step)
-        state = asdict(progress) | ({"scaler": trainer.scaler.state_dict()} if trainer.scaler.is_enabled() else {})
-        checkpoint.save(folder, trainer.model.state_dict(), state, tensors)
-        checkpoint.prune(run, trainer.config.train.keep, trainer.config.train.save_every)
+        scale = trainer.scaler.state_dict() or {"scale": 0.0, "_growth_tracker": 0}
+        state = replace(progress, loss_scale=scale["scale"], scale_steps=scale["_growth_tracker"])
+        checkpoint.save(folder, trainer.model.state_dict(), asdict(state), tensors)
+        checkpoint.prune(run, trainer.config.train.keep, trainer.config.train.save_every, progress.step)
         tell(trainer, run, "running", progress)
         warn_of_grace(time.perf_counter() - started)
     trainer.world.barrier()

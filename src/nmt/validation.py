@@ -2,7 +2,6 @@
 
 import logging
 import math
-import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -43,6 +42,9 @@ class Progress:
     """Updates that were left out because their gradient was not finite."""
     device_tokens: int = 0
     """How updates were cut by `train.device_tokens: auto`; 0 if it was not asked."""
+    loss_scale: float = 0.0
+    """What float16 multiplies the loss by, 0 in other precisions; and the steps since that was changed."""
+    scale_steps: int = 0
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,4 @@ def choose_final(trainer: Trainer, run: Path, dev: DevSet, progress: Progress, t
     if trainer.world.leads:
         best = max(scores, key=scores.__getitem__)
         checkpoint.save(run / "final", chosen, {"made_of": best, "dev_scores": scores, "step": progress.step})
-        for left_over in run.glob(".*.part"):
-            shutil.rmtree(left_over, ignore_errors=True)
     trainer.world.barrier()

@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from nmt.cli import street, text, tools
-from nmt.errors import NmtError
+from nmt.errors import NmtError, told
 from nmt.text import use_utf8
 
 HELP = {"help_option_names": ["-h", "--help"]}
@@ -99,8 +99,7 @@ def main() -> NoReturn:
         code = error.exit_code
     except OSError as error:
         # The disk is full, a folder isn't ours: the user's to mend, wherever it happened.
-        where = f"{error.filename}: " if error.filename else ""
-        print(f"{where}{error.strerror or error}. (--debug tells more.)", file=sys.stderr)
+        print(f"{told(error)}. (--debug tells more.)", file=sys.stderr)
         problem, code = error, 1
     if "--debug" in words:
         raise problem

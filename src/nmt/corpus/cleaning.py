@@ -26,7 +26,7 @@ from nmt.corpus.rules import RULES, Pair, first_objection
 from nmt.corpus.script import script_of
 from nmt.corpus.sets import REFERENCE, TRAIN, GivenSet, Roles, assign, leaks, read_given, write_sets
 from nmt.corpus.splitting import Keys, hash_key, sentence_key
-from nmt.errors import DataError
+from nmt.errors import DataError, told
 from nmt.text import write_lines
 
 KEPT, REJECTED = "kept.part", "rejected.tsv"
@@ -57,7 +57,7 @@ def clean_corpus(sources: Sources, settings: CleanConfig, out: Path, workers: in
             normaliser.save(out / "normalisation.json")
             leak = leaks(out, settings.columns, pool)
     except OSError as error:
-        raise DataError(f"cannot write in {out}: {error.strerror}.") from error
+        raise DataError(f"cannot write {told(error, error.filename or out)}.") from error
     if leak["dev"] or leak["test"] or (leak["between"] and not given):
         raise AssertionError(f"held-out rows share a sentence: {leak}")
     report = _report(facts, tally, roles, given, settings, normaliser, leak)

@@ -15,12 +15,13 @@ import urllib.error
 import urllib.parse
 import urllib.request
 import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
-from nmt.errors import DataError
+from nmt.errors import DataError, told
 from nmt.text import write_lines
 
 LARGEST_DOWNLOAD = 1 << 30
@@ -100,7 +101,7 @@ def fetch(name: str, origin: str | None, folder: Path, sha256: str | None = None
         for file, path in (*files.items(), ("_source.json", work / "source")):
             os.replace(path, folder / file)
     except OSError as error:
-        raise DataError(f"cannot fetch {_shown(origin)} to {folder}: {error.strerror or error}.") from error
+        raise DataError(f"cannot fetch {_shown(origin)} to {told(error, folder)}.") from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
     # A corpus that an earlier fetch left under the other suffix would be a second source.
@@ -212,7 +213,7 @@ def _unpack(archive: Path, name: str, work: Path) -> dict[str, Path]:
     """NAME.txt or NAME.tsv of the archive, and `_about.txt` where it has one; their names and where they lie now."""
     wanted = {f"{name}.txt", f"{name}.tsv", "_about.txt"}
     try:
-        with zipfile.ZipFile(archive) as opened:
+        with open(archive, "rb") as packed, zipfile.ZipFile(packed) as opened:
             members = opened.infolist()
             for member in members:
                 _check_member(member)
@@ -221,8 +222,8 @@ def _unpack(archive: Path, name: str, work: Path) -> dict[str, Path]:
             if len(set(names)) != len(names) or len(set(names) - {"_about.txt"}) != 1:
                 there = ", ".join(member.filename[:40] for member in members[:5])
                 raise DataError(f"the archive should have one {name}.txt or {name}.tsv; it has {there or 'nothing'}.")
-            return {member.filename: _unpack_member(opened, member, work) for member in found}
-    except (zipfile.BadZipFile, NotImplementedError, EOFError, RuntimeError, ValueError) as error:
+            return {member.filename: _unpack_member(packed, opened, member, work) for member in found}
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError, RuntimeError, ValueError) as error:
         raise DataError(f"the archive is damaged ({error}); nothing was kept, fetch it again.") from error
 
 
@@ -233,18 +234,22 @@ def _check_member(member: zipfile.ZipInfo) -> None:
         raise DataError(f"the archive has {member.orig_filename[:80]!r}, which no corpus has; nothing was kept.")
     if member.flag_bits & 1:
         raise DataError("the archive is encrypted; unpack it yourself and use --from PATH.")
+    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        # Others may ask for gigabytes of memory before the first byte comes out.
+        raise DataError("the archive is packed by an unusual method; unpack it yourself and use --from PATH.")
 
 
 _PLAIN = (0, stat.S_IFREG, stat.S_IFDIR)
 
 
-def _unpack_member(opened: zipfile.ZipFile, member: zipfile.ZipInfo, work: Path) -> Path:
-    """Unpack one member as far as its real, not its announced, size allows."""
-    target = work / f"member{len(list(work.iterdir()))}"
-    size, most = 0, min(LARGEST_MEMBER, max(SMALL_MEMBER, LARGEST_RATIO * member.compress_size))
+def _unpack_member(packed: BinaryIO, opened: zipfile.ZipFile, member: zipfile.ZipInfo, work: Path) -> Path:
+    """Unpack one member as far as its real, not its announced, size allows; a bomb stops within its first blocks."""
+    target, size = work / f"member{len(list(work.iterdir()))}", 0
     with opened.open(member) as stream, open(target, "wb") as out:
-        while block := stream.read(BLOCK):
+        # As much is read packed as is asked for unpacked: a large block would raise the bound before it is looked at.
+        while block := stream.read(BLOCK >> 4):
             size += len(block)
+            most = min(LARGEST_MEMBER, max(SMALL_MEMBER, LARGEST_RATIO * (packed.tell() - member.header_offset)))
             if size > most:
                 raise DataError(f"{member.filename} of the archive unpacks to over {most:,} bytes; nothing was kept.")
             out.write(block)
