@@ -121,6 +121,7 @@ WRONG: dict[Any, list[Any]] = {
     tuple: [None, 3, [None], [[]], {"a": "b"}, [1]],
     dict: [None, 3, "text", ["a"], {"a": None}, {"a": {"b": "c"}}],
     typing.Literal: [None, 7, True, [], {}, "none of them"],
+    typing.Union: [None, "many", 1.5, True, [1]],  # int | Literal["auto"]
 }
 
 

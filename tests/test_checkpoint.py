@@ -82,7 +82,7 @@ DAMAGE = {
     # From here on the manifest agrees, as if another program had written the checkpoint.
     **{("state.json", f"is {str(value)[:40]}"): partial(lambda c, value: rewrite(c / "state.json", value), value=value)
        for value in ([], None, 7, "x", {}, {"step": "20", "score": 1.0}, {"step": 20, "score": []},
-                     {"step": 20.5, "score": None}, {"step": True, "score": None}, {"step": 20},
+                     {"step": 20.5, "score": None}, {"step": True, "score": None}, {"steps": 20},
                      {"step": 20, "score": 1.0, "more": 1}, b"[" * 100_000, b"\xff", b"20 20")},
     **{("model.safetensors", name): partial(lambda c, change: rewrite(c / "model.safetensors", change()), change=change)
        for name, change in {

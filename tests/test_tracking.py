@@ -134,6 +134,8 @@ WALL_CLOCK = {
     ("pipeline.py", "_sweep"): "compares with a folder's modification time",
     ("tracking.py", "_write"): "says when, not how long",
     ("provenance.py", "provenance"): "says when, not how long",
+    ("launch.py", "leave_word"): "is compared between processes, which have no other clock in common",
+    ("launch.py", "_wait"): "compares with what leave_word wrote",
 }
 
 

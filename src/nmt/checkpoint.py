@@ -250,7 +250,7 @@ def _state(path: Path, values: Mapping[str, Any], kind: type[T]) -> T:
 
 
 def prune(run: Path, keep: int, every: int, latest: int) -> None:
-    """Keep the checkpoint of step `latest`, just saved, and the newest before it on the interval `every`; `keep` in all.
+    """Keep the checkpoint of step `latest` and the newest before it at multiples of `every`; `keep` in all.
 
     What was saved between for a signal goes as soon as it is not needed, so that a training which was interrupted ends
     by averaging the same checkpoints as one that was not. A later one was damaged and passed over: it goes as well.

@@ -64,14 +64,14 @@ def launch(arguments: Sequence[str], processes: int) -> int:
 def _wait(workers: Sequence["subprocess.Popen[bytes]"], folder: Path) -> int:
     """Wait for all; when one fails, the rest may take GRACE seconds more."""
     failed: dict[int, float] = {}
-    until = float("inf")
+    until = float("inf")  # Of the clock that can't be set back.
     while any(worker.poll() is None for worker in workers):
         for rank, worker in enumerate(workers):
             if worker.poll() and rank not in failed:
                 failed[rank] = time.time()
                 # Settings are refused before the processes know of each other: nobody has anything to write down.
-                until = min(until, time.time() + (0 if worker.poll() == 2 else GRACE))
-        if time.time() > until:
+                until = min(until, time.monotonic() + (0 if worker.poll() == 2 else GRACE))
+        if time.monotonic() > until:
             for worker in workers:
                 worker.kill()
         time.sleep(0.05)

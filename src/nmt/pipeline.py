@@ -23,6 +23,7 @@ from typing import Any, Literal
 
 from nmt.config import differences
 from nmt.errors import ConfigError, DataError, writing
+from nmt.text import write_json
 
 log = logging.getLogger(__name__)
 
@@ -344,15 +345,3 @@ def _versions() -> dict[str, str]:
         with contextlib.suppress(metadata.PackageNotFoundError):
             packages[name] = metadata.version(name)
     return packages
-
-
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write JSON under a name of its own, then rename, so that several writers at once are harmless."""
-    part = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.part")
-    try:
-        with writing(path):
-            part.write_text(json.dumps(value, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-            os.replace(part, path)
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)

@@ -20,6 +20,7 @@ from typing import Any
 
 from nmt.config import Config, differences, from_dict, to_dict
 from nmt.errors import CheckpointError, ConfigError
+from nmt.text import write_json
 
 log = logging.getLogger(__name__)
 
@@ -66,9 +67,21 @@ def identity(config: Config, paths: TrainPaths) -> dict[str, Any]:
 def unchanged(config: Config, paths: TrainPaths) -> bool:
     """Whether the run folder is one of these settings and this data."""
     try:
-        return not differences(json.loads((paths.run / "identity.json").read_text()), identity(config, paths))
-    except (OSError, ValueError):
+        return not differences(_identity_of(paths.run), identity(config, paths))
+    except CheckpointError:
         return False
+
+
+def _identity_of(run: Path) -> dict[str, Any]:
+    """What a run folder says it was trained with; raises CheckpointError if that cannot be read."""
+    path = run / "identity.json"
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} cannot be read ({error}); start over with --fresh, or give a --name.") from error
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path} is no JSON object; start over with --fresh, or give a --name.")
+    return found
 
 
 def open_run(config: Config, paths: TrainPaths, *, fresh: bool) -> None:
@@ -84,7 +97,7 @@ def open_run(config: Config, paths: TrainPaths, *, fresh: bool) -> None:
             for name in ("metrics.jsonl", "identity.json", "status.json", "stamp.json"):
                 (run / name).unlink(missing_ok=True)
         if (run / "identity.json").exists():
-            changed = differences(json.loads((run / "identity.json").read_bytes()), now)
+            changed = differences(_identity_of(run), now)
             if changed:
                 raise ConfigError(
                     f"{run} was trained with other settings or data:",
@@ -135,15 +148,8 @@ def read_config(run: Path) -> Config:
     """The settings that a run was trained with; raises CheckpointError if the folder is no run."""
     try:
         return from_dict(json.loads((run / "config.json").read_bytes()))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{run} is no run folder: its config.json cannot be read ({error}).") from error
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write JSON under a temporary name, then rename."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(part, path)
 
 
 @contextmanager

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nmt.config import Config, to_dict
-from nmt.pipeline import Stage, make_stage, numbered, remembered_hashes, write_json
+from nmt.pipeline import Stage, make_stage, numbered, remembered_hashes
 from nmt.runs import RUNS
+from nmt.text import write_json
 
 if TYPE_CHECKING:
     from nmt.provenance import TrainPaths

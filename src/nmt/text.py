@@ -7,13 +7,15 @@ first line, and everything else stays.
 
 import contextlib
 import io
+import json
 import os
 import sys
+import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from nmt.errors import DataError, told
+from nmt.errors import DataError, told, writing
 
 STANDARD = "-"
 """The file name that means stdin or stdout."""
@@ -98,3 +100,15 @@ def use_utf8() -> None:
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
             reconfigure(encoding="utf-8", errors="replace")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON under a name of its own, then rename, so that several writers at once are harmless."""
+    part = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.part")
+    try:
+        with writing(path):
+            part.write_text(json.dumps(value, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+            os.replace(part, path)
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)

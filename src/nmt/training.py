@@ -22,10 +22,10 @@ from nmt.dataset import ParallelDataset, open_dataset, resample
 from nmt.distributed import World, is_lost_contact
 from nmt.errors import CheckpointError, LostContact, NmtError, Preempted
 from nmt.launch import leave_word
-from nmt.provenance import TrainPaths, open_run, unchanged, write_json
+from nmt.provenance import TrainPaths, open_run, unchanged
 from nmt.sizes import peak_flops
 from nmt.step import StepStats, Trainer, mix, rehearse, train_step
-from nmt.text import read_lines
+from nmt.text import read_lines, write_json
 from nmt.tokenizer import Tokenizer, load_tokenizers
 from nmt.tracking import Tracker
 from nmt.validation import DevSet, Progress, choose_final, validate
