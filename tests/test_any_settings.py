@@ -11,10 +11,10 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from little import Ended, nmt
 from nmt import config
 from nmt.config import Config, load
 from nmt.errors import ConfigError
-from little import Ended, nmt
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 KINDS: dict[str, dict[str, Any]] = {

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from little import KNOWN, nmt, write_run
 from nmt.config import CleanConfig
 from nmt.corpus import Normaliser
 from nmt.corpus.cleaning import clean_chunk
@@ -21,7 +22,6 @@ from nmt.corpus.reading import Chunk
 from nmt.errors import ConfigError
 from nmt.text import decode_line, read_lines
 from nmt.translation import Translator
-from little import KNOWN, nmt, write_run
 
 LEVELS = pytest.mark.parametrize("examples", [25, pytest.param(500, marks=pytest.mark.slow)])
 

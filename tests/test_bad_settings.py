@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
+from little import nmt
 from nmt import config
 from nmt.config import load, to_dict
 from nmt.errors import ConfigError
-from little import nmt
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 

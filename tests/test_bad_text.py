@@ -14,8 +14,8 @@ from unittest import mock
 
 import pytest
 
-from nmt.text import read_lines
 from little import KNOWN, Ended, nmt, nmt_process, write_run
+from nmt.text import read_lines
 
 RUN, FLED = "Run!", "快跑！"
 CAT, SAT = "The cat sat on the mat.", "猫坐在垫子上。"
