@@ -171,10 +171,7 @@ def test_train_makes_what_is_missing_and_several_processes_share_it(tmp_path: Pa
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "nmt"]
     subprocess.run(
-        [*torchrun, "train", "-c", "little.yaml", "--set", "optim.max_steps=12"],
-        cwd=folder,
-        env=environment,
-        check=True,
+        [*torchrun, "train", "-c", "little.yaml", "--set", "optim.max_steps=12"], cwd=folder, env=environment, check=True
     )
     assert json.loads((folder / "runs/little.en-zh/status.json").read_text())["step"] == 12
     assert "fresh" in nmt(folder, "train", "-c", "little.yaml", "--set", "optim.max_steps=12").stderr
