@@ -58,7 +58,7 @@ def test_a_value_means_the_same_in_a_file_and_on_the_command_line(
     assert (in_file == typed) or (isinstance(in_file, str) and isinstance(typed, str))
 
 
-LEVELS = pytest.mark.parametrize("examples", [25, pytest.param(2000, marks=pytest.mark.slow)])
+LEVELS = pytest.mark.parametrize("examples", [25, pytest.param(1000, marks=pytest.mark.slow)])
 COMMANDS = st.sampled_from([["config", "check"], ["config", "show"], ["config", "show", "--json"], ["plan"], ["status"],
                             ["run"], ["clean"], ["train"]])  # fmt: skip
 

@@ -23,7 +23,7 @@ from nmt.errors import ConfigError
 from nmt.text import decode_line, read_lines
 from nmt.translation import Translator
 
-LEVELS = pytest.mark.parametrize("examples", [25, pytest.param(1000, marks=pytest.mark.slow)])
+LEVELS = pytest.mark.parametrize("examples", [25, pytest.param(500, marks=pytest.mark.slow)])
 
 NASTY = [
     *(
