@@ -17,6 +17,8 @@ shift 2
 if [ "${NODE:?"set NODE to 0 on the first machine, to 1 on the second"}" = 0 ]; then
     nmt run -c "$recipe" "$@" --upto encode
 fi
+# A store of its own for each start: the addresses of processes that died do not stand in the way.
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 torchrun --nnodes "${NODES:-2}" --nproc-per-node "${GPUS:-8}" --rdzv-backend c10d --rdzv-id nmt \
     --rdzv-endpoint "$meeting:${PORT:-29500}" --max-restarts 3 -m nmt train -c "$recipe" "$@"
 if [ "$NODE" = 0 ]; then

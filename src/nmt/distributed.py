@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from nmt.errors import ConfigError, NmtError
 
@@ -122,7 +124,9 @@ def join(device: str = "auto", timeout: float = 600.0) -> Iterator[World]:
     patience = timedelta(seconds=timeout)
     try:
         backend = "nccl" if chosen.type == "cuda" else "gloo"
-        distributed.init_process_group(backend, rank=rank, world_size=size, timeout=patience)
+        store, *_ = next(rendezvous("env://", rank, size, timeout=patience))
+        store = PrefixStore(f"attempt {_attempt()}", store)
+        distributed.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
         control = distributed.new_group(backend="gloo", timeout=patience) if backend == "nccl" else None
     except (RuntimeError, ValueError) as error:
         raise NmtError(
@@ -134,6 +138,17 @@ def join(device: str = "auto", timeout: float = 600.0) -> Iterator[World]:
         yield World(rank, size, chosen, control)
     finally:
         distributed.destroy_process_group()
+
+
+def _attempt() -> str:
+    """Which start this is of processes that torchrun starts again.
+
+    Its agent keeps one store for all starts, in which the addresses of the processes that died still stand, and a
+    process that reads one before it is written anew can't connect (torch 2.13). On several machines the agents' counts
+    differ; there TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 gives each start a store of its own (scripts/).
+    """
+    alone = os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if alone else "0"
 
 
 def is_lost_contact(error: BaseException) -> bool:
