@@ -1,6 +1,8 @@
 """Processes that train together: World is handed along as a value, and a world of one is the same object."""
 
 import os
+import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -122,22 +124,41 @@ def join(device: str = "auto", timeout: float = 600.0) -> Iterator[World]:
         raise ConfigError(f"RANK is {rank}, but WORLD_SIZE is {size}; start with torchrun.")
     chosen = choose_device(device, local_rank)
     patience = timedelta(seconds=timeout)
+    lost = f"process {rank} of {size} could not join the others at {where} within {timeout:.0f} s"
+    advice = f"Start exactly {size} processes, on a port that is free (torchrun --standalone finds one)."
     try:
-        backend = "nccl" if chosen.type == "cuda" else "gloo"
-        store, *_ = next(rendezvous("env://", rank, size, timeout=patience))
-        store = PrefixStore(f"attempt {_attempt()}", store)
-        distributed.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
-        control = distributed.new_group(backend="gloo", timeout=patience) if backend == "nccl" else None
+        with _deadline(timeout + 10, f"{lost}: whoever listens there does not answer.\n{advice}"):
+            backend = "nccl" if chosen.type == "cuda" else "gloo"
+            store, *_ = next(rendezvous("env://", rank, size, timeout=patience))
+            store = PrefixStore(f"attempt {_attempt()}", store)
+            distributed.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
+            control = distributed.new_group(backend="gloo", timeout=patience) if backend == "nccl" else None
     except (RuntimeError, ValueError) as error:
-        raise NmtError(
-            f"process {rank} of {size} could not join the others at {where} within {timeout:.0f} s: "
-            f"{str(error).splitlines()[0]}\n"
-            f"Start exactly {size} processes, on a port that is free (torchrun --standalone finds one)."
-        ) from error
+        raise NmtError(f"{lost}: {str(error).splitlines()[0]}\n{advice}") from error
     try:
         yield World(rank, size, chosen, control)
     finally:
         distributed.destroy_process_group()
+
+
+@contextmanager
+def _deadline(seconds: float, text: str) -> Iterator[None]:
+    """End this process with `text` if the block takes longer.
+
+    torch waits for ever for a store that takes a connection and never answers, as a foreign program at its port does.
+    """
+
+    def end() -> None:
+        print(text, file=sys.stderr, flush=True)
+        os._exit(1)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _attempt() -> str:
