@@ -183,4 +183,7 @@ def parallelize(model: nn.Module, world: World) -> nn.Module:
     if world.size == 1:
         return model
     devices = [world.device] if world.device.type == "cuda" else None
-    return nn.parallel.DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
+    # Buffers are constants here, equal everywhere; sending them at each step would be one more thing to wait for.
+    return nn.parallel.DistributedDataParallel(
+        model, device_ids=devices, gradient_as_bucket_view=True, broadcast_buffers=False
+    )
