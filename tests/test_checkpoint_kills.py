@@ -134,7 +134,7 @@ def test_a_kill_at_any_moment_of_the_first_save_leaves_nothing_or_all_of_it(tmp_
 def test_a_kill_at_any_moment_of_a_new_step_leaves_the_step_before_or_the_new_one(tmp_path):
     def action(run: Path) -> None:
         save(checkpoint.step_folder(run, 30), 30)
-        checkpoint.prune(run, 2, 30)
+        checkpoint.prune(run, 2, 10, 30)
 
     seen = set()
     for run in each_moment(

@@ -246,7 +246,10 @@ def _state(path: Path, values: Mapping[str, Any], kind: type[T]) -> T:
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, types[name]):
             raise CheckpointError(f"{path}: {name} is {str(value)[:40]!r}, not {types[name]}")
-    return kind(**values)
+    try:
+        return kind(**values)
+    except TypeError as error:  # A field that has no default is missing.
+        raise CheckpointError(f"{path} has {', '.join(map(repr, values))}; expected {', '.join(types)}") from error
 
 
 def prune(run: Path, keep: int, every: int, latest: int) -> None:
