@@ -39,13 +39,14 @@ FAULTS = {
     "nothing": "",
     "the optimizer's moments are lost": "checkpoint.restore_optimizer = lambda *_: None",
     "the place in the data is lost": (
-        "whole = checkpoint.load\ncheckpoint.load = lambda folder: (whole(folder)[0], whole(folder)[1] | {'update': 0})"
+        "whole = checkpoint._read\n"
+        "checkpoint._read = lambda folder: (whole(folder)[0], whole(folder)[1] | {'update': 0})"
     ),
-    "checkpoints are not found": "checkpoint.newest = lambda run: None",
+    "checkpoints are not found": "checkpoint.load_newest = lambda *_: None",
     "weights are kept in half precision": (
-        "whole = checkpoint.load\n"
+        "whole = checkpoint._read\n"
         "half = lambda weights: {name: weight.half().float() for name, weight in weights.items()}\n"
-        "checkpoint.load = lambda folder: (half(whole(folder)[0]), whole(folder)[1])"
+        "checkpoint._read = lambda folder: (half(whole(folder)[0]), whole(folder)[1])"
     ),
     "each process takes its own mean": """
 import torch
