@@ -3,6 +3,7 @@
 import os
 import sys
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -136,7 +137,9 @@ def join(device: str = "auto", timeout: float = 600.0) -> Iterator[World]:
     except (RuntimeError, ValueError) as error:
         raise NmtError(f"{lost}: {str(error).splitlines()[0]}\n{advice}") from error
     try:
-        yield World(rank, size, chosen, control)
+        world = World(rank, size, chosen, control)
+        yield world
+        world.barrier()  # The first process may hold the store, so it does not leave before the others are done.
     finally:
         distributed.destroy_process_group()
 
@@ -184,6 +187,10 @@ def parallelize(model: nn.Module, world: World) -> nn.Module:
         return model
     devices = [world.device] if world.device.type == "cuda" else None
     # Buffers are constants here, equal everywhere; sending them at each step would be one more thing to wait for.
-    return nn.parallel.DistributedDataParallel(
-        model, device_ids=devices, gradient_as_bucket_view=True, broadcast_buffers=False
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore", FutureWarning
+        )  # torch 2.13 renames broadcast_buffers, 2.10 knows no other name.
+        return nn.parallel.DistributedDataParallel(
+            model, device_ids=devices, gradient_as_bucket_view=True, broadcast_buffers=False
+        )
