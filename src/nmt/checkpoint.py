@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from nmt.config import Config
 from nmt.errors import CheckpointError, free_bytes
 from nmt.model import Transformer
+from nmt.text import read_object
 
 log = logging.getLogger(__name__)
 
@@ -111,16 +112,6 @@ def _standing(folder: Path) -> Path:
     return old if old.exists() and not folder.exists() else folder
 
 
-def _object(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read ({error})") from error
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{path} is no JSON object")
-    return found
-
-
 def _tensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
@@ -131,7 +122,7 @@ def _tensors(path: Path) -> dict[str, Tensor]:
 def _check(folder: Path) -> None:
     """Raise CheckpointError unless every file is there and is what the manifest says."""
     manifest = folder / MANIFEST
-    hashes = _object(manifest)
+    hashes = read_object(manifest)
     if any(not isinstance(value, str) for value in hashes.values()):
         raise CheckpointError(f"{manifest} has something else than hashes")
     if not {MODEL, STATE} <= hashes.keys() <= {MODEL, STATE, OPTIMIZER}:
@@ -149,7 +140,7 @@ def _check(folder: Path) -> None:
 
 def _read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     _check(folder)
-    return _tensors(folder / MODEL), _object(folder / STATE)
+    return _tensors(folder / MODEL), read_object(folder / STATE)
 
 
 def fault(folder: Path) -> str | None:

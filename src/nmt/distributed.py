@@ -15,7 +15,7 @@ from torch import Tensor, distributed, nn
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from nmt.errors import ConfigError, NmtError
+from nmt.errors import ConfigError, NmtError, first_line
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def join(device: str = "auto", timeout: float = 600.0) -> Iterator[World]:
             distributed.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
             control = distributed.new_group(backend="gloo", timeout=patience) if backend == "nccl" else None
     except (RuntimeError, ValueError) as error:
-        raise NmtError(f"{lost}: {str(error).splitlines()[0]}\n{advice}") from error
+        raise NmtError(f"{lost}: {first_line(error)}\n{advice}") from error
     try:
         world = World(rank, size, chosen, control)
         yield world

@@ -79,3 +79,8 @@ def free_bytes(path: str | Path) -> int:
     """The room on the disk that `path` is or would be on."""
     there = next(folder for folder in (Path(path).absolute(), *Path(path).absolute().parents) if folder.exists())
     return shutil.disk_usage(there).free
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, without the stack that torch's have after it."""
+    return str(error).split("\n", 1)[0]

@@ -20,7 +20,7 @@ from typing import Any
 
 from nmt.config import Config, differences, from_dict, to_dict
 from nmt.errors import CheckpointError, ConfigError
-from nmt.text import write_json
+from nmt.text import read_object, write_json
 
 log = logging.getLogger(__name__)
 
@@ -74,14 +74,10 @@ def unchanged(config: Config, paths: TrainPaths) -> bool:
 
 def _identity_of(run: Path) -> dict[str, Any]:
     """What a run folder says it was trained with; raises CheckpointError if that cannot be read."""
-    path = run / "identity.json"
     try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read ({error}); start over with --fresh, or give a --name.") from error
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{path} is no JSON object; start over with --fresh, or give a --name.")
-    return found
+        return read_object(run / "identity.json")
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}; start over with --fresh, or give a --name.") from error
 
 
 def open_run(config: Config, paths: TrainPaths, *, fresh: bool) -> None:

@@ -249,7 +249,7 @@ def rehearse(trainer: Trainer, data: ParallelDataset) -> Trainer:
     if trainer.world.size > 1:
         # DDP orders its buckets anew after the first backward pass, and sums of more than two numbers depend on that.
         # So it happens here, before the first step of a new training and of one that goes on.
-        _pass(trainer, data, pairs, trainer.parallel)
+        _pass(trainer, data, pairs)
         trainer.optimizer.zero_grad()
     return trainer
 
@@ -261,7 +261,7 @@ def _rehearse(trainer: Trainer, data: ParallelDataset, pairs: Numbers) -> OutOfM
             weights = list(trainer.model.parameters())
             # Adam's moments do not exist before the first step; they will take as much again as two sets of weights.
             moments = [] if trainer.optimizer.state else [torch.empty_like(p) for p in (*weights, *weights)]
-            _pass(trainer, data, pairs, trainer.parallel)
+            _pass(trainer, data, pairs)
             del moments
             if trainer.config.train.device_tokens == "auto" and trainer.world.device.type == "cuda":
                 total = torch.cuda.get_device_properties(trainer.world.device).total_memory
@@ -275,12 +275,12 @@ def _rehearse(trainer: Trainer, data: ParallelDataset, pairs: Numbers) -> OutOfM
     return None
 
 
-def _pass(trainer: Trainer, data: ParallelDataset, pairs: Numbers, model: nn.Module) -> None:
+def _pass(trainer: Trainer, data: ParallelDataset, pairs: Numbers) -> None:
     batch = collate(*data.take(pairs)).to(trainer.world.device)
     devices = [trainer.world.device] if trainer.world.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         with trainer.precision():
-            loss, _ = model(batch.src, batch.tgt_in, batch.tgt_out, batch.real)
+            loss, _ = trainer.parallel(batch.src, batch.tgt_in, batch.tgt_out, batch.real)
         (loss * 0.0).backward()
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from nmt.errors import DataError, told, writing
+from nmt.errors import CheckpointError, DataError, told, writing
 
 STANDARD = "-"
 """The file name that means stdin or stdout."""
@@ -100,6 +100,17 @@ def use_utf8() -> None:
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
             reconfigure(encoding="utf-8", errors="replace")
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file of a run; raises CheckpointError, without a full stop, where there is none."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} cannot be read ({error})") from error
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path} is no JSON object")
+    return found
 
 
 def write_json(path: Path, value: Any) -> None:

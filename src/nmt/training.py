@@ -1,7 +1,6 @@
 """train: the loop, and what is kept of it on disk."""
 
 import contextlib
-import json
 import logging
 import math
 import os
@@ -10,7 +9,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -20,12 +18,12 @@ from nmt.config import Config
 from nmt.corpus import Normaliser
 from nmt.dataset import ParallelDataset, open_dataset, resample
 from nmt.distributed import World, is_lost_contact
-from nmt.errors import CheckpointError, LostContact, NmtError, Preempted
+from nmt.errors import CheckpointError, LostContact, NmtError, Preempted, first_line
 from nmt.launch import leave_word
 from nmt.provenance import TrainPaths, open_run, unchanged
 from nmt.sizes import peak_flops
 from nmt.step import StepStats, Trainer, mix, rehearse, train_step
-from nmt.text import read_lines, write_json
+from nmt.text import read_lines, read_object, write_json
 from nmt.tokenizer import Tokenizer, load_tokenizers
 from nmt.tracking import Tracker
 from nmt.validation import DevSet, Progress, choose_final, validate
@@ -212,9 +210,9 @@ def peak_memory(device: torch.device) -> float:
 def is_finished(config: Config, paths: TrainPaths) -> bool:
     """Whether the run has been trained to its end with these settings and this data, and has its final model."""
     try:
-        status = json.loads((paths.run / "status.json").read_text())
+        status = read_object(paths.run / "status.json")
         state, progress = status.pop("state"), Progress(**status)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (CheckpointError, KeyError, TypeError):
         return False
     ended = state == "finished" and is_over(config, progress)
     return ended and unchanged(config, paths) and checkpoint.fault(paths.run / "final") is None
@@ -285,10 +283,12 @@ def give_up(run: Path, world: World, step: int, error: BaseException) -> BaseExc
     if isinstance(error, Preempted) and not world.leads:
         error = SystemExit(error.exit_code)  # One process has said it for all.
     if is_lost_contact(error):
-        error = LostContact(f"lost contact with the other processes: {str(error).splitlines()[0]}")
+        error = LostContact(f"lost contact with the other processes: {first_line(error)}")
     if world.leads:
-        with contextlib.suppress(OSError, ValueError):  # What ended the training matters more, and may be the same.
-            status: dict[str, Any] = json.loads((run / "status.json").read_text())
+        with contextlib.suppress(
+            OSError, CheckpointError
+        ):  # What ended the training matters more, and may be the same.
+            status = read_object(run / "status.json")
             write_json(run / "status.json", status | {"state": "preempted" if asked else "failed"})
     if world.size > 1 and not asked:
         kind = "" if isinstance(error, NmtError) else f"{type(error).__name__}: "
