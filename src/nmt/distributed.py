@@ -1,8 +1,10 @@
 """Processes that train together: World is handed along as a value, and a world of one is the same object."""
 
+import gc
 import os
 import sys
 import threading
+import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,6 +13,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed.nn.functional  # DDP imports it; imported after the group is made, it keeps that for ever.
 from torch import Tensor, distributed, nn
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
@@ -140,8 +143,20 @@ def join(device: str = "auto", timeout: float = 600.0) -> Iterator[World]:
         world = World(rank, size, chosen, control)
         yield world
         world.barrier()  # The first process may hold the store, so it does not leave before the others are done.
+    except BaseException as error:
+        _let_go(error)
+        raise
     finally:
+        # Ends gloo's threads if nothing else holds the group. One that still ran when the interpreter ends would abort.
         distributed.destroy_process_group()
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Forget what the functions held that an error came through: the model holds the group of processes."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
+    gc.collect()
 
 
 @contextmanager
