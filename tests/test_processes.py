@@ -125,6 +125,7 @@ def test_two_agents_with_a_rendezvous_train_as_two_nodes_would(paths, tmp_path):
 
 # ── ending ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
+
 @pytest.mark.parametrize("how", ["whole", "raises", "is told to stop"])
 def test_no_thread_of_gloo_outlives_the_training(paths, tmp_path, how):
     # Such a thread aborts the process if it wants the interpreter's lock when the interpreter is gone.
@@ -141,7 +142,6 @@ atexit.register(lambda: print("threads at the end:", threads(), file=sys.stderr)
     assert code == {"whole": 0, "raises": 1, "is told to stop": 143}[how], errors[-3000:]
     assert "threads at work: 0" not in errors and "threads at work:" in errors
     assert errors.rstrip().endswith("threads at the end: 0")
-
 
 
 def test_torchrun_restarts_after_a_kill_and_ends_with_the_same_weights(paths, tmp_path):
