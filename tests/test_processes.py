@@ -140,7 +140,8 @@ atexit.register(lambda: print("threads at the end:", threads(), file=sys.stderr)
     here = AT_STEP.format(step=8, rank=1, do=do)
     _, (code, errors) = finish(start(worker(settings(), at(paths, tmp_path / "run"), look + here), 2))
     assert code == {"whole": 0, "raises": 1, "is told to stop": 143}[how], errors[-3000:]
-    assert "threads at work: 0" not in errors and "threads at work:" in errors
+    assert "threads at work: 0" not in errors
+    assert "threads at work:" in errors
     assert errors.rstrip().endswith("threads at the end: 0")
 
 
