@@ -145,12 +145,13 @@ atexit.register(lambda: print("threads at the end:", threads(), file=sys.stderr)
     assert errors.rstrip().endswith("threads at the end: 0")
 
 
-def test_torchrun_restarts_after_a_kill_and_ends_with_the_same_weights(paths, tmp_path):
+@pytest.mark.parametrize("rank", [0, 1])
+def test_torchrun_restarts_after_a_kill_and_ends_with_the_same_weights(paths, tmp_path, rank):
     train_together(settings(), at(paths, tmp_path / "whole"), 2)
     marker = tmp_path / "killed"
     do = f"import os; first = not os.path.exists({str(marker)!r}); open({str(marker)!r}, 'w').close()\n"
     do += "        if first: os.kill(os.getpid(), 9)"
-    command = worker(settings(), at(paths, tmp_path / "cut"), AT_STEP.format(step=13, rank=1, do=do))
+    command = worker(settings(), at(paths, tmp_path / "cut"), AT_STEP.format(step=13, rank=rank, do=do))
     [(code, errors)] = finish([torchrun(command, 2, "--max-restarts", "1")])
     assert code == 0, errors[-9000:]
     assert marker.exists()
@@ -217,6 +218,22 @@ def test_a_signal_is_answered_by_a_save_of_all_at_one_step(paths, tmp_path, how,
     train_together(short, run, size)
     train_together(short, at(paths, tmp_path / "whole"), size)
     assert equal(weights(run.run, 400), weights(tmp_path / "whole", 400))
+
+
+@pytest.mark.parametrize("how", ["launch", "torchrun"])
+def test_a_second_signal_ends_all_at_once_where_the_first_is_not_answered(paths, tmp_path, how):
+    # One process hangs, so there is no step after which all could save.
+    stuck = AT_STEP.format(step=8, rank=1, do="open(sys.argv[1] + '.stuck', 'w').close(); import time; time.sleep(900)")
+    command = worker(settings("train.log_every=1"), at(paths, tmp_path / "run"), stuck)
+    process = launched(command, 2) if how == "launch" else torchrun(command, 2)
+    wait_until(Path(command[1] + ".stuck").exists)
+    process.send_signal(signal.SIGINT)
+    time.sleep(1)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    [(code, errors)] = finish([process])
+    assert code == (130 if how == "launch" else 1), errors[-3000:]
+    assert checkpoint.newest(tmp_path / "run") == checkpoint.step_folder(tmp_path / "run", 5)
 
 
 def test_workers_do_not_outlive_a_launcher_that_was_killed(paths, tmp_path):
