@@ -1,0 +1,290 @@
+"""How fast nmt is, and its peers on the same work, in turns: training, decoding, preparation, start-up.
+
+    scripts/bench.py train --size small --split FOLDER [--peers VENVS --drivers FOLDER --with marian fairseq ...]
+    scripts/bench.py decode --run RUN --split FOLDER [...]
+    scripts/bench.py prepare --split FOLDER
+    scripts/bench.py start --run RUN
+
+FOLDER has train, dev and test as line-aligned text (`--src en --tgt zh` are the ends of their names). Each round runs
+every contestant once, nmt first; the table has medians over the rounds with the smallest and the largest. Tokens are
+real source and target tokens, counted by their ids: one for each piece and one for the end of a sentence, no padding.
+Memory is the largest sum of proportional set sizes (PSS) over all processes of a contestant. VENVS/NAME/bin/python is
+the environment of a peer; drivers run it through its own entry points. Results are added to --out, a line each.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SRC = ROOT / "src"
+sys.path.insert(0, str(SRC))
+
+SIZES = {
+    # The peers' limit of 4,096 counts padded slots of the longer side; so many real tokens give equally many pairs.
+    "small": ["model.layers=3", "model.d_model=256", "model.d_ff=1024", "model.heads=4"],
+    "base": ["model.layers=6", "model.d_model=512", "model.d_ff=2048", "model.heads=8"],
+}
+RECIPE = [
+    *("bpe.vocab_size=8000", "bpe.coverage=0.9995", "model.norm=post", "model.dropout=0.1"),
+    *("model.attention_dropout=0.1", "optim.schedule=inverse_sqrt", "optim.learning_rate=1e-3"),
+    *("optim.warmup_steps=400", "optim.batch_tokens=3890", "train.device_tokens=1300"),
+    *("train.validate_sentences=0", "optim.stop_on=loss", "train.log_every=1000000"),
+]
+
+
+# ── contestants, in turns ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def in_turns(contestants: dict[str, Callable[[], dict]], rounds: int, out: Path) -> dict[str, list[dict]]:
+    """Each contestant once a round; what each measured is kept at once."""
+    found: dict[str, list[dict]] = {name: [] for name in contestants}
+    for number in range(rounds):
+        for name, measure in contestants.items():
+            with memory_of_children() as memory:
+                result = measure()
+            result = {"name": name, "round": number, **result, "pss_mib": round(memory.most)}
+            found[name].append(result)
+            with out.open("a") as file:
+                file.write(json.dumps(result) + "\n")
+            print(json.dumps(result), file=sys.stderr, flush=True)
+    return found
+
+
+def table(found: dict[str, list[dict]], main: str, columns: Sequence[str]) -> Iterator[str]:
+    """A Markdown table: medians, the ratio of nmt to each in the same round, its spread."""
+    yield "| | " + " | ".join([main, f"nmt's {main} over it", *columns]) + " |"
+    yield "| --- " * (len(columns) + 3) + "|"
+    ours = [result[main] for result in next(iter(found.values()))]
+    for name, results in found.items():
+        values = [result[main] for result in results]
+        ratios = [one / other for one, other in zip(ours, values, strict=True)]
+        cells = [spread(values), spread(ratios, 2)]
+        cells += [
+            f"{statistics.median(r[column] for r in results):,.4g}" if column in results[0] else ""
+            for column in columns
+        ]
+        yield f"| {name} | " + " | ".join(cells) + " |"
+
+
+def spread(values: Sequence[float], digits: int = 0) -> str:
+    middle, low, high = (f"{value:,.{digits}f}" for value in (statistics.median(values), min(values), max(values)))
+    return f"{middle} ({low} to {high})"
+
+
+class _Memory:
+    most = 0.0
+
+
+@contextmanager
+def memory_of_children() -> Iterator[_Memory]:
+    """The largest sum of PSS, in MiB, over all processes that descend from this one while the block runs."""
+    memory, ended = _Memory(), threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.25):
+            memory.most = max(memory.most, sum(map(pss, descendants(os.getpid()))))
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield memory
+    finally:
+        ended.set()
+        thread.join()
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes below this one (Linux)."""
+    parents: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents.setdefault(int(path.read_text().rpartition(")")[2].split()[1]), []).append(int(path.parent.name))
+        except OSError:
+            continue
+    found, unseen = [], [pid]
+    while unseen:
+        children = parents.get(unseen.pop(), [])
+        found += children
+        unseen += children
+    return found
+
+
+def pss(pid: int) -> float:
+    try:
+        line = next(
+            line for line in Path(f"/proc/{pid}/smaps_rollup").read_text().split("\n") if line.startswith("Pss:")
+        )
+        return int(line.split()[1]) / 1024
+    except (OSError, StopIteration):
+        return 0.0
+
+
+# ── training ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def encoded(args: argparse.Namespace, size: str) -> tuple[Path, list[str]]:
+    """A folder with the data as nmt makes it from the split, and the words of its settings; made once."""
+    split = args.split.resolve()
+    files = {part: [f"{split}/{part}.{end}" for end in (args.src, args.tgt)] for part in ("train", "dev", "test")}
+    words = [*RECIPE, *SIZES[size], f"clean.sources={{bench: {json.dumps(files['train'])}}}", "data.corpus=bench"]
+    words += [f"clean.{part}={json.dumps(files[part])}" for part in ("dev", "test")]
+    (args.work / "data" / "bench" / "raw").mkdir(parents=True, exist_ok=True)
+    nmt(args, ["run", "--upto", "encode", *sets(words)])
+    return args.work, words
+
+
+def sets(words: Sequence[str]) -> list[str]:
+    return [part for word in words for part in ("--set", word)]
+
+
+def nmt(args: argparse.Namespace, words: Sequence[str]) -> None:
+    subprocess.run([sys.executable, "-m", "nmt", *words], cwd=args.work, env=environment(), check=True)
+
+
+def environment(**more: str) -> dict[str, str]:
+    """This environment, with this source tree and no wish about threads but those given here."""
+    kept = {key: value for key, value in os.environ.items() if key not in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+    return kept | {"PYTHONPATH": str(SRC)} | more
+
+
+def train_nmt(args: argparse.Namespace, processes: int, words: Sequence[str]) -> dict:
+    """What `nmt train --processes N` does, as it does it, timed between the ends of updates."""
+    report = args.work / "report.json"
+    command = [str(Path(__file__).resolve()), "_worker", str(report), str(args.warmup), "--fresh", *sets(words)]
+    code = f"import sys; from nmt.launch import launch; sys.exit(launch(sys.argv[1:], {processes}))"
+    last = sets([f"optim.max_steps={args.warmup + args.updates}"])
+    # A single process is launched too: it is a world of one, and gets all cores as threads.
+    subprocess.run([sys.executable, "-c", code, *command, *last], cwd=args.work, env=environment(), check=True)
+    return json.loads(report.read_text())
+
+
+def worker(report: Path, warmup: int, words: Sequence[str]) -> None:
+    """One process of the training: nmt's own command, with a clock at each update. The first one writes."""
+    from nmt import training
+    from nmt.cli import main
+
+    take_step, rows, since = training.train_step, [], time.perf_counter
+
+    def timed(*given):
+        stats = take_step(*given)
+        rows.append((since(), stats))
+        if os.environ["RANK"] == "0" and len(rows) > warmup:
+            timed_rows, start = rows[warmup:], rows[warmup - 1][0]
+            seconds, tokens = rows[-1][0] - start, sum(stats.tokens for _, stats in timed_rows)
+            count = len(timed_rows)
+            parts = {f"s_{k}": round(sum(s.seconds[k] for _, s in timed_rows) / count, 4) for k in stats.seconds}
+            mean = {"padding": sum(s.padding for _, s in timed_rows) / count, "s_update": seconds / count}
+            report.write_text(
+                json.dumps({"tokens_s": tokens / seconds, "tokens_update": tokens / count, **mean, **parts})
+            )
+        return stats
+
+    training.train_step = timed
+    sys.argv = ["nmt", "train", "--device", "cpu", *words]
+    main()
+
+
+def train_peer(args: argparse.Namespace, name: str) -> dict:
+    """One round of a peer by its driver, which counts the ids that pass the embedding."""
+    out = args.work / "peer.jsonl"
+    out.unlink(missing_ok=True)
+    needs = {"PEERS": args.peers, "DATA": args.work / "peers", "RUN": args.work / f"peers-{args.size}", "OUT": out}
+    more = {"SIZE": args.size, "ROUNDS": 1, "UPDATES": args.updates, "WARMUP": args.warmup, "LIMIT": 600}
+    asked = {key: str(value) for key, value in (needs | more).items()}
+    subprocess.run(["bash", str(args.drivers / "bench_train.sh"), name], env=environment(**asked), check=True)
+    result = json.loads(out.read_text().strip().split("\n")[-1])
+    keys = {"real_tok_s": "tokens_s", "real_tok_per_update": "tokens_update", "padding_share": "padding"}
+    return {new: result[old] for old, new in keys.items()} | {"s_update": result["seconds"] / result["updates"]}
+
+
+def prepare_peers(args: argparse.Namespace) -> None:
+    """The split as pieces of one vocabulary, and each peer's configuration; made once."""
+    data, run = args.work / "peers", args.work / f"peers-{args.size}"
+    python = str(args.peers / "base" / "bin" / "python")
+    if not (data / "stats.json").exists():
+        links = args.work / "split"
+        links.mkdir(exist_ok=True)
+        for part in ("train", "dev", "test"):
+            for end, plain in ((args.src, "en"), (args.tgt, "zh")):
+                link = links / f"{part}.{plain}"
+                link.unlink(missing_ok=True)
+                link.symlink_to(args.split.resolve() / f"{part}.{end}")
+        subprocess.run(
+            [python, str(args.drivers / "prepare_data.py"), "--in", str(links), "--out", str(data)], check=True
+        )
+    if not (run / "ready").exists():
+        run.mkdir(exist_ok=True)
+        made = [str(args.drivers / "make_configs.py"), "--data", str(data), "--out", str(run), "--size", args.size]
+        subprocess.run([python, *made], check=True)
+        if "fairseq" in args.peer:
+            words = (data / "vocab.txt").read_text(encoding="utf-8").split("\n")[:-1]
+            (run / "dict.txt").write_text("".join(f"{word} 1\n" for word in words), encoding="utf-8")
+            preprocess = [str(args.peers / "fairseq" / "bin" / "fairseq-preprocess"), "-s", "en", "-t", "zh"]
+            preprocess += ["--trainpref", f"{data}/train.sp", "--validpref", f"{data}/dev.sp"]
+            preprocess += ["--testpref", f"{data}/test.sp", "--destdir", f"{run}/fairseq-bin"]
+            preprocess += ["--srcdict", f"{run}/dict.txt", "--joined-dictionary"]
+            subprocess.run(preprocess, check=True, stdout=subprocess.DEVNULL)
+        (run / "ready").touch()
+
+
+def train(args: argparse.Namespace) -> None:
+    _, words = encoded(args, args.size)
+    contestants: dict[str, Callable[[], dict]] = {}
+    for processes in args.processes:
+        contestants[f"nmt, {processes} processes"] = lambda processes=processes: train_nmt(args, processes, words)
+    if args.peer:
+        prepare_peers(args)
+    for name in args.peer:
+        contestants[name] = lambda name=name: train_peer(args, name)
+    found = in_turns(contestants, args.rounds, args.out)
+    parts = ["tokens_update", "padding", "pss_mib", "s_update", "s_data", "s_forward", "s_backward", "s_optimizer"]
+    print(*table(found, "tokens_s", parts), sep="\n")
+
+
+# ── the command ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["_worker"]:
+        worker(Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])
+        return
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    training = commands.add_parser("train")
+    training.set_defaults(act=train)
+    for command in (training,):
+        command.add_argument("--split", type=Path, required=True, metavar="FOLDER")
+        command.add_argument("--src", default="en")
+        command.add_argument("--tgt", default="zh")
+        command.add_argument("--work", type=Path, default=ROOT / "runs" / "bench", metavar="FOLDER")
+        command.add_argument("--out", type=Path, metavar="FILE")
+        command.add_argument("--rounds", type=int, default=5)
+        command.add_argument("--peers", type=Path, metavar="VENVS")
+        command.add_argument("--drivers", type=Path, metavar="FOLDER")
+        command.add_argument("--with", dest="peer", nargs="*", default=[], metavar="PEER")
+    training.add_argument("--size", choices=SIZES, default="small")
+    training.add_argument("--updates", type=int, default=8)
+    training.add_argument("--warmup", type=int, default=3)
+    training.add_argument("--processes", type=int, nargs="*", default=[len(os.sched_getaffinity(0))])
+    args = parser.parse_args()
+    args.work = args.work.resolve()
+    args.work.mkdir(parents=True, exist_ok=True)
+    args.out = args.out or args.work / f"{args.command}.jsonl"
+    with args.out.open("a") as file:
+        about = {"at": time.strftime("%Y-%m-%dT%H:%M:%S"), "machine": platform.platform(), "command": sys.argv[1:]}
+        file.write(json.dumps(about) + "\n")
+    args.act(args)
+
+
+if __name__ == "__main__":
+    main()
