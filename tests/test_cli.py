@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import typer
 
+from nmt import launch
 from nmt.cli import COMMANDS, _general_first, app
 
 ROOT = Path(__file__).parent.parent
@@ -79,7 +80,7 @@ def test_the_version_is_printed(tmp_path: Path) -> None:
         (["translate", "--run", "runs/none"], 1, "runs/none"),
         (["average", "runs/none"], 1, "runs/none"),
         (["run", "-c", "demo", "--upto", "trian"], 1, "mini"),
-        (["train", "--processes", "0"], 2, "--processes"),
+        (["train", "--processes", "-1"], 2, "--processes"),
         (["trian"], 2, "trian"),
         (["train", "--nonsense"], 2, "--nonsense"),
         (["fetch"], 2, "CORPUS"),
@@ -162,6 +163,19 @@ def test_a_full_disk_is_told_in_one_line(tmp_path: Path) -> None:
     assert re.fullmatch(
         r"data/big: No space left on device; [\d,]+ bytes are free there\. \(--debug tells more\.\)\n", done.stderr
     )
+
+
+def test_a_cpu_trains_in_one_process_a_core_unless_told_otherwise(monkeypatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(launch, "cores", lambda: 6)
+    assert launch.processes_for("cpu", 25_000) == 6
+    assert launch.processes_for("cpu", 1024) == 4
+    assert launch.processes_for("cpu", 100) == 1
+    assert launch.processes_for("cuda", 25_000) == 1
+    monkeypatch.setattr(launch, "cores", lambda: 64)
+    assert launch.processes_for("cpu", 25_000) == launch.MOST
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert launch.processes_for("cpu", 25_000) == 1
 
 
 def test_processes_that_were_started_together_do_not_make_data(tmp_path: Path) -> None:

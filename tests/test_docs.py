@@ -163,7 +163,7 @@ def test_the_commands_that_a_user_has_in_mind_are_in_the_readme() -> None:
         "make demo",
         "make test",
         "nmt fetch cmn",
-        "nmt run -c cmn-small.yaml --processes 2",
+        "nmt run -c cmn-small.yaml",
         "nmt train --config base.yaml",
         "nmt eval",
         "torchrun --nproc-per-node 8 -m nmt train --config base.yaml",

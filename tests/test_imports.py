@@ -40,7 +40,7 @@ MAP = {
     "scoring": set(),
     "dataset": {"tokenizer", "batching"},
     "tokenizer": set(),
-    "corpus": set(),
+    "corpus": {"launch"},
     # ── parts ──
     "sentences": set(),
     "provenance": set(),
@@ -51,7 +51,7 @@ MAP = {
     "loss": set(),
     "optimizer": set(),
     "sizes": set(),
-    "machine": set(),
+    "machine": {"launch"},
     "tracking": set(),
     "distributed": set(),
     "launch": set(),

@@ -20,6 +20,26 @@ from types import FrameType
 GRACE = 10.0
 """Seconds that the rest have, after one process failed, to notice it and to write down what they must."""
 
+LEAST, MOST = 256, 8
+"""Tokens of an update, on either side, for which another process pays; processes beyond which memory would not."""
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def processes_for(device: str, batch_tokens: int) -> int:
+    """One process a core on a CPU, where one thread each is far faster than many threads in one; else one process.
+
+    Each holds the whole model, so cores beyond MOST become threads. Known without torch, which takes seconds to load.
+    Who sets OMP_NUM_THREADS wants threads, and gets one process.
+    """
+    on_gpu = device == "auto" and (sys.platform == "darwin" or any(Path("/dev").glob("nvidia[0-9]*")))
+    if on_gpu or device not in ("auto", "cpu") or "OMP_NUM_THREADS" in os.environ:
+        return 1
+    return max(1, min(cores(), MOST, batch_tokens // LEAST))
+
 
 def launch(arguments: Sequence[str], processes: int) -> int:
     """Start `python ARGUMENTS` so many times and wait; returns 0, or the exit code of the first that failed.
@@ -32,7 +52,7 @@ def launch(arguments: Sequence[str], processes: int) -> int:
         "WORLD_SIZE": str(processes),
         "LOCAL_WORLD_SIZE": str(processes),
     }
-    environment.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // processes)))
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, cores() // processes)))
     workers: list[subprocess.Popen[bytes]] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from nmt.launch import cores
+
 PACKAGES = ("nmt", "torch", "sentencepiece", "sacrebleu", "safetensors", "numpy")
 SHARED_MEMORY = Path("/dev/shm")
 """What processes of one machine exchange large things through; containers often give it 64 MiB."""
@@ -20,7 +22,7 @@ def describe(device: torch.device) -> dict[str, Any]:
     return {
         "versions": {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
         "platform": platform.platform(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": cores(),
         "threads": torch.get_num_threads(),
         "memory": _memory(),
         "devices": gpus(),

@@ -23,7 +23,13 @@ RunFolder = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Processes = Annotated[
-    int, typer.Option("--processes", metavar="N", min=1, help="Processes on this machine that share the training.")
+    int,
+    typer.Option(
+        "--processes",
+        metavar="N",
+        min=0,
+        help="Processes on this machine that share the training; 0: one a core on a CPU, one where there is a GPU.",
+    ),
 ]
 
 

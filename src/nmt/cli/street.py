@@ -79,7 +79,7 @@ def train(
     changes: Changes = None,
     name: Name = None,
     device: Device = "auto",
-    processes: Processes = 1,
+    processes: Processes = 0,
     fresh: Annotated[bool, typer.Option("--fresh", help="Begin again, whatever the run has.")] = False,
     init_from: Annotated[
         Path | None, typer.Option("--init-from", metavar="RUN", help="Begin with the weights of another run.")
@@ -97,6 +97,7 @@ def train(
         return
     options = [*_again(config, changes, name, device), *(["--fresh"] if fresh else [])]
     options += ["--init-from", str(init_from)] if init_from else []
+    processes = processes or _processes(loaded, device)
     trainer = here if processes == 1 else partial(_launch, options, processes)
     street = partial(stages.street, loaded, name, trainer=trainer)
     if fresh:
@@ -110,7 +111,7 @@ def run(
     changes: Changes = None,
     name: Name = None,
     device: Device = "auto",
-    processes: Processes = 1,
+    processes: Processes = 0,
     upto: Annotated[str | None, typer.Option("--upto", metavar="STAGE", help="The last stage to do.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -119,6 +120,7 @@ def run(
         line = shlex.join(["nmt", "run", *_again(config, changes, name), "--processes", os.environ["WORLD_SIZE"]])
         raise ConfigError(f"nmt run is one process, which starts others for the training alone: {line}")
     loaded = settings.load(config, changes or ())
+    processes = processes or _processes(loaded, device)
     trainer = None if processes == 1 else partial(_launch, _again(config, changes, name, device), processes)
     walked = pipeline.run(partial(stages.street, loaded, name, device=device, trainer=trainer), upto)
     if upto in (None, "eval"):
@@ -150,6 +152,13 @@ def _again(
     words += [word for change in changes or () for word in ("--set", change)]
     words += ["--name", name] if name else []
     return words + (["--device", device] if device != "auto" else [])
+
+
+def _processes(config: Config, device: str) -> int:
+    """How many processes train if nobody says how many."""
+    from nmt.launch import processes_for
+
+    return processes_for(device, config.optim.batch_tokens)
 
 
 def _launch(options: list[str], processes: int, config: Config, paths: "TrainPaths") -> None:

@@ -2,7 +2,6 @@
 
 import itertools
 import multiprocessing
-import os
 import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -11,6 +10,7 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
 
 from nmt.errors import DataError
+from nmt.launch import cores
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -23,9 +23,7 @@ def worker_count(size: int, workers: int | None = None) -> int:
     """How many processes an input of `size` bytes is worth: one for a small one, else one for each core."""
     if workers is not None:
         return max(1, workers)
-    return (
-        1 if size < SMALL else len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    return 1 if size < SMALL else cores()
 
 
 def _leave_interrupts() -> None:
