@@ -16,6 +16,7 @@ import argparse
 import json
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
@@ -238,6 +239,7 @@ def prepare_peers(args: argparse.Namespace) -> None:
 
 
 def train(args: argparse.Namespace) -> None:
+    """Updates of a training: nmt as its command does them, peers by their own commands."""
     _, words = encoded(args, args.size)
     contestants: dict[str, Callable[[], dict]] = {}
     for processes in args.processes:
@@ -251,6 +253,130 @@ def train(args: argparse.Namespace) -> None:
     print(*table(found, "tokens_s", parts), sep="\n")
 
 
+# ── decoding ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def decode(args: argparse.Namespace) -> None:
+    """Beam 4 on the test set: a trained run at real lengths, or random weights and a forced length."""
+    run = args.run.resolve() if args.run else untrained(args)
+    lines = (args.split / f"test.{args.src}").read_text(encoding="utf-8").split("\n")[:-1]
+    lines = lines[:: max(1, len(lines) // args.limit)][: args.limit]
+    source, pieces = args.work / "decode.src", args.work / "decode.pieces"
+    source.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    if args.peer:
+        cut_into_pieces(run, lines, args.src, pieces)
+        converted = args.work / "ctranslate2"
+        python = str(args.peers / "hf" / "bin" / "python")
+        subprocess.run([python, str(ROOT / "scripts" / "to_ctranslate2.py"), str(run), str(converted)], check=True)
+    contestants: dict[str, Callable[[], dict]] = {"nmt": lambda: decode_nmt(args, run, source, len(lines))}
+    for name in args.peer:
+        contestants[name] = lambda name=name: decode_peer(args, name, pieces, converted)
+    found = in_turns(contestants, args.rounds, args.out)
+    main = "tokens_s" if args.forced else "sentences_s"
+    print(*table(found, main, ["sentences_s", "seconds", "pss_mib"]), sep="\n")
+
+
+def untrained(args: argparse.Namespace) -> Path:
+    """A run of this size after one tiny update."""
+    _, words = encoded(args, args.size)
+    name = f"untrained-{args.size}"
+    small = sets([*words, "optim.max_steps=1", "optim.batch_tokens=64", "translate.alpha=1.0"])
+    nmt(args, ["train", "--name", name, "--device", "cpu", *small, "--set", "translate.length_penalty=power"])
+    return args.work / "runs" / name
+
+
+def cut_into_pieces(run: Path, lines: Sequence[str], language: str, out: Path) -> None:
+    """The lines as the run's own tokenizer cuts them, for peers that take pieces."""
+    import sentencepiece
+
+    from nmt.corpus import Normaliser
+
+    normalise = Normaliser.load(run / "normalisation.json")
+    cutter = sentencepiece.SentencePieceProcessor(model_file=str(run / "tokenizer" / "joint.model"))
+    rows = cutter.encode([normalise(line, language).strip() for line in lines], out_type=str)
+    out.write_text("".join(" ".join(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def decode_nmt(args: argparse.Namespace, run: Path, source: Path, count: int) -> dict:
+    report = args.work / "report.json"
+    words = [str(run), str(source), str(args.forced), str(args.batch), str(report)]
+    command = [sys.executable, str(Path(__file__).resolve()), "_decode", *words]
+    subprocess.run(command, env=environment(), check=True, cwd=args.work)
+    return _rates(json.loads(report.read_text())["seconds"], count, args.forced)
+
+
+def _rates(seconds: float, sentences: int, forced: int) -> dict:
+    found = {"sentences_s": sentences / seconds, "seconds": seconds}
+    return found | ({"tokens_s": sentences * forced / seconds} if forced else {})
+
+
+def decode_worker(run: Path, source: Path, forced: int, batch: int, report: Path) -> None:
+    """Load, translate a few lines, then all of them by the clock."""
+    from dataclasses import replace
+
+    from nmt.provenance import read_config
+    from nmt.translation import Options, Translator
+
+    settings = replace(read_config(run).translate, beam=4, batch_tokens=batch)
+    translator = Translator.load(run, settings, device="cpu")
+    lines, options = source.read_text(encoding="utf-8").split("\n")[:-1], Options(max_length=forced)
+    list(translator.stream(lines[:8], options))
+    start = time.perf_counter()
+    list(translator.stream(lines, options))
+    report.write_text(json.dumps({"seconds": time.perf_counter() - start}))
+
+
+def decode_peer(args: argparse.Namespace, name: str, pieces: Path, converted: Path) -> dict:
+    """ct2 and ct2-int8 with the very same weights; marian with random ones (give --forced)."""
+    kind, _, compute = name.partition("-")
+    words = [kind, "--src", str(pieces), "--batch", "64", "--threads", str(len(os.sched_getaffinity(0)))]
+    if kind == "ct2":
+        words += ["--model", str(converted), "--inter", str(len(os.sched_getaffinity(0)))]
+        words += ["--compute", compute or "float32"]
+    else:
+        words += ["--size", args.size]
+    words += ["--min-len", str(args.forced), "--max-len", str(args.forced)] if args.forced else []
+    command = [str(args.peers / "hf" / "bin" / "python"), str(args.drivers / "decode_peer.py"), *words]
+    done = subprocess.run(command, env=environment(), check=True, capture_output=True, text=True)
+    result = json.loads(done.stdout.strip().split("\n")[-1])
+    return _rates(result["seconds"], result["sentences"], args.forced)
+
+
+# ── preparation and start-up ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def prepare(args: argparse.Namespace) -> None:
+    """clean, bpe and encode of the split, by the command, from nothing."""
+
+    def once() -> dict:
+        for old in (args.work / "data" / "bench").glob("*-*"):
+            shutil.rmtree(old)
+        start = time.perf_counter()
+        encoded(args, "small")
+        seconds = time.perf_counter() - start
+        pairs = sum(1 for _ in (args.split / f"train.{args.src}").open("rb"))
+        return {"seconds": seconds, "pairs_s": pairs / seconds}
+
+    print(*table(in_turns({"nmt run --upto encode": once}, args.rounds, args.out), "pairs_s", ["seconds"]), sep="\n")
+
+
+def start(args: argparse.Namespace) -> None:
+    """How long a command takes that has almost nothing to do."""
+
+    def timed(*words: str) -> dict:
+        start = time.perf_counter()
+        command = [sys.executable, "-m", "nmt", *words]
+        subprocess.run(
+            command, cwd=args.work, env=environment(), check=True, input=b"Hello.\n", stdout=subprocess.DEVNULL
+        )
+        return {"seconds": time.perf_counter() - start}
+
+    contestants: dict[str, Callable[[], dict]] = {"nmt --help": lambda: timed("--help")}
+    if args.run:
+        contestants["nmt translate, one line"] = lambda: timed("translate", "--run", str(args.run.resolve()))
+    print(*table(in_turns(contestants, args.rounds, args.out), "seconds", []), sep="\n")
+
+
 # ── the command ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -258,24 +384,35 @@ def main() -> None:
     if sys.argv[1:2] == ["_worker"]:
         worker(Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])
         return
+    if sys.argv[1:2] == ["_decode"]:
+        run, source, forced, batch, report = sys.argv[2:]
+        decode_worker(Path(run), Path(source), int(forced), int(batch), Path(report))
+        return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    training = commands.add_parser("train")
-    training.set_defaults(act=train)
-    for command in (training,):
-        command.add_argument("--split", type=Path, required=True, metavar="FOLDER")
-        command.add_argument("--src", default="en")
-        command.add_argument("--tgt", default="zh")
+    for act in (train, decode, prepare, start):
+        command = commands.add_parser(act.__name__, help=(act.__doc__ or "").split(".")[0])
+        command.set_defaults(act=act)
+        command.add_argument("--split", type=Path, metavar="FOLDER", help="text as train.en, train.zh, dev.en, ...")
+        command.add_argument("--src", default="en", metavar="END", help="end of the source files' names")
+        command.add_argument("--tgt", default="zh", metavar="END")
         command.add_argument("--work", type=Path, default=ROOT / "runs" / "bench", metavar="FOLDER")
         command.add_argument("--out", type=Path, metavar="FILE")
         command.add_argument("--rounds", type=int, default=5)
+        command.add_argument("--size", choices=SIZES, default="small")
         command.add_argument("--peers", type=Path, metavar="VENVS")
         command.add_argument("--drivers", type=Path, metavar="FOLDER")
         command.add_argument("--with", dest="peer", nargs="*", default=[], metavar="PEER")
-    training.add_argument("--size", choices=SIZES, default="small")
-    training.add_argument("--updates", type=int, default=8)
-    training.add_argument("--warmup", type=int, default=3)
-    training.add_argument("--processes", type=int, nargs="*", default=[len(os.sched_getaffinity(0))])
+        if act is train:
+            command.add_argument("--updates", type=int, default=8)
+            command.add_argument("--warmup", type=int, default=3)
+            command.add_argument("--processes", type=int, nargs="*", default=[len(os.sched_getaffinity(0))])
+        if act in (decode, start):
+            command.add_argument("--run", type=Path, help="a finished run; without it decode takes random weights")
+        if act is decode:
+            command.add_argument("--forced", type=int, default=0, metavar="N", help="every output has N tokens")
+            command.add_argument("--limit", type=int, default=1000, metavar="N", help="sentences of the test set")
+            command.add_argument("--batch", type=int, default=4096, help="nmt's translate.batch_tokens")
     args = parser.parse_args()
     args.work = args.work.resolve()
     args.work.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,111 @@
+"""What more processes give: tokens a second, the share of the time that goes into exchanging gradients, accumulation.
+
+    scripts/bench_scaling.py --split FOLDER [--size small] [--processes 1 2 4 8] [--tokens 1024] [--device cpu]
+
+Each process computes micro-batches of `--tokens`, so an update grows with the processes (weak scaling); `--accumulate`
+says how many micro-batches each has in an update. Every case runs with and without the exchange, in turns; what the
+exchange takes is what is saved without it. gloo on a CPU, NCCL on GPUs. More processes than cores show only that it
+works: they wait for each other's cores.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench import ROOT, SIZES, encoded, environment, sets
+
+
+def measure(args: argparse.Namespace, processes: int, accumulate: int, exchange: bool, words: Sequence[str]) -> float:
+    """Real tokens a second of a few updates, over all processes."""
+    report = args.work / "scaling.json"
+    size = [f"optim.batch_tokens={args.tokens * processes * accumulate}", f"train.device_tokens={args.tokens}"]
+    given = [str(report), str(args.warmup), str(int(exchange)), "--device", args.device, "--fresh"]
+    given += sets([*words, *size, f"optim.max_steps={args.warmup + args.updates}"])
+    code = f"import sys; from nmt.launch import launch; sys.exit(launch(sys.argv[1:], {processes}))"
+    command = [sys.executable, "-c", code, str(Path(__file__).resolve()), "_worker", *given]
+    subprocess.run(command, cwd=args.work, env=environment(), check=True)
+    return float(json.loads(report.read_text())["tokens_s"])
+
+
+def worker(report: Path, warmup: int, exchange: bool, words: Sequence[str]) -> None:
+    """One process: nmt's own command with a clock, and with DDP told not to synchronise if that is asked for."""
+    from contextlib import nullcontext
+
+    from nmt import training
+    from nmt.cli import main
+
+    take_step, times, tokens = training.train_step, [], []
+
+    def timed(trainer, *given):
+        alone = not exchange and trainer.world.size > 1
+        with trainer.parallel.no_sync() if alone else nullcontext():
+            stats = take_step(trainer, *given)
+        if trainer.world.device.type == "cuda":
+            stats.grad_norm.item()
+        times.append(time.perf_counter())
+        tokens.append(stats.tokens)
+        if trainer.world.leads and len(times) > warmup:
+            rate = sum(tokens[warmup:]) / (times[-1] - times[warmup - 1])
+            report.write_text(json.dumps({"tokens_s": rate}))
+        return stats
+
+    training.train_step = timed
+    sys.argv = ["nmt", "train", *words]
+    main()
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["_worker"]:
+        worker(Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "1", sys.argv[5:])
+        return
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--split", type=Path, required=True, metavar="FOLDER")
+    parser.add_argument("--src", default="en")
+    parser.add_argument("--tgt", default="zh")
+    parser.add_argument("--work", type=Path, default=ROOT / "runs" / "bench")
+    parser.add_argument("--size", choices=SIZES, default="small")
+    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--accumulate", type=int, nargs="+", default=[1, 4])
+    parser.add_argument("--tokens", type=int, default=1024, help="token slots of a micro-batch on either side")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--updates", type=int, default=8)
+    parser.add_argument("--warmup", type=int, default=3)
+    args = parser.parse_args()
+    args.work = args.work.resolve()
+    args.work.mkdir(parents=True, exist_ok=True)
+    words = encoded(args, args.size)[1]
+    cases = [(p, a) for p in args.processes for a in args.accumulate]
+    found: dict[tuple[int, int, bool], list[float]] = {}
+    for _ in range(args.rounds):
+        for processes, accumulate in cases:
+            for exchange in (True, False) if processes > 1 else (True,):
+                rate = measure(args, processes, accumulate, exchange, words)
+                found.setdefault((processes, accumulate, exchange), []).append(rate)
+                print(
+                    f"{processes} processes, {accumulate} micro-batches, exchange {exchange}: {rate:,.0f}",
+                    file=sys.stderr,
+                )
+    print(
+        f"{os.uname().nodename}: {len(os.sched_getaffinity(0))} cores, {args.device}, {args.size} model",
+        file=sys.stderr,
+    )
+    print("| processes | micro-batches of each | real tokens/s | over one process | share of the exchange |")
+    print("| --- | --- | --- | --- | --- |")
+    for processes, accumulate in cases:
+        rates = found[processes, accumulate, True]
+        first = found[args.processes[0], accumulate, True]
+        gain = statistics.median(a / b for a, b in zip(rates, first, strict=True))
+        without = found.get((processes, accumulate, False), rates)
+        share = 1 - statistics.median(a / b for a, b in zip(rates, without, strict=True))
+        print(f"| {processes} | {accumulate} | {statistics.median(rates):,.0f} | {gain:.2f} | {max(0.0, share):.0%} |")
+
+
+if __name__ == "__main__":
+    main()
