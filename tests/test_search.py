@@ -99,8 +99,8 @@ def test_scores_are_the_log_probability_of_the_tokens_over_the_penalty(seed, bea
         assert hyp.score == pytest.approx(hyp.logp / ((5 + len(tokens)) / 6) ** alpha, abs=1e-9)
 
 
-def plain_beam_search(sentence, limit, beam, alpha, bias=0.0, prefix=()):
-    """The same search in Python lists, run to the limit: no early stop, no tensors."""
+def plain_beam_search(sentence, limit, beam, alpha, bias=0.0, prefix=(), patience=math.inf):
+    """The same search in Python lists, run to the limit unless patience ends it: no bound, no tensors."""
     table = TableDecoder([sentence], 1, eos_bias=bias)
     live, done = [(0.0, ())], []
     for step in range(limit + 1):
@@ -117,7 +117,7 @@ def plain_beam_search(sentence, limit, beam, alpha, bias=0.0, prefix=()):
             for logp, tokens in candidates[:beam]
             if tokens[-1] == EOS
         ]
-        if step == limit:
+        if step == limit or len(done) >= beam * patience:
             break
         live = [(logp, tokens) for logp, tokens in candidates if tokens[-1] != EOS][:beam]
     return sorted(done, reverse=True), live
@@ -142,6 +142,24 @@ def test_stopping_early_never_loses_against_running_to_the_limit(seed, beam, n_b
     assert [hyp.tokens for hyp in found] == [tokens for _, tokens in best[:n_best]]
     assert [hyp.score for hyp in found] == pytest.approx([score for score, _ in best[:n_best]], abs=1e-9)
     assert all(hyp.finished is bool(done) for hyp in found)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seeds=st.lists(st.integers(0, 10**6), min_size=1, max_size=4),
+    beam=st.integers(1, 4),
+    patience=st.sampled_from([0.5, 1.0, 2.0]),
+    alpha=st.sampled_from([0.0, 1.0, 3.0]),
+    bias=st.floats(-2, 4),
+)
+def test_with_patience_a_sentence_is_done_when_so_many_translations_have_finished(seeds, beam, patience, alpha, bias):
+    limits = [2 + seed % 7 for seed in seeds]
+    found = search(seeds, limits, beam=beam, alpha=alpha, bias=bias, patience=patience)
+    for seed, limit, (hyp,) in zip(seeds, limits, found, strict=True):
+        done, live = plain_beam_search(seed, limit, beam, alpha, bias, patience=patience)
+        best = done or [(logp / ((5 + len(tokens)) / 6) ** alpha, tokens) for logp, tokens in live]
+        assert hyp.tokens == best[0][1]
+        assert hyp.score == pytest.approx(best[0][0], abs=1e-9)
 
 
 def test_the_search_stops_long_before_a_limit_that_is_far_away():

@@ -408,6 +408,9 @@ class TranslateConfig:
     """Strength of the length penalty; 0 prefers short translations."""
     length_penalty: Literal["gnmt", "power"] = "gnmt"
     """((5+n)/6)^alpha (Wu et al. 2016, equation 14), or n^alpha, as fairseq and CTranslate2 have it."""
+    patience: float = 0.0
+    """A sentence is done when `beam` times so many translations have finished (Kasai et al. 2022): 1 as in fairseq and
+    CTranslate2; 0 as in the paper's code, when none can become better."""
     max_extra: int = 50
     """A translation has at most so many tokens more than its source (Vaswani et al. 2017, section 6.1)."""
     batch_tokens: int = 4096
@@ -423,7 +426,7 @@ class TranslateConfig:
             ),
             *(
                 (getattr(self, name) >= 0, f"translate.{name} is {getattr(self, name)}; give 0 or more.")
-                for name in ("alpha", "max_extra")
+                for name in ("alpha", "patience", "max_extra")
             ),
             # Beyond this n^alpha is no number any more, and no translation of a sentence is so long.
             (self.alpha <= 10, f"translate.alpha is {self.alpha}; give at most 10."),

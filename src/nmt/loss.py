@@ -36,22 +36,28 @@ class _LinearCrossEntropy(torch.autograd.Function):
             loss, nll = hidden.new_zeros((), dtype=exact), hidden.new_zeros((), dtype=exact)
             chunk = CHUNK.get(hidden.device.type, CHUNK["cpu"])
             buffer_CV = hidden.new_empty(min(chunk, len(hidden)), vocabulary)
+            logp_CV = torch.empty_like(buffer_CV, dtype=exact)
+            # What smoothing adds is the same for each score, so it is added to the products and not to all scores.
+            even, sum_D = smoothing / vocabulary, weight.sum(0, dtype=exact)
             for start in range(0, len(hidden), chunk):
                 hidden_CD, target_C1 = hidden[start : start + chunk], target_N[start : start + chunk, None]
                 score_CV = torch.mm(hidden_CD, weight.t(), out=buffer_CV[: len(hidden_CD)]).to(exact)
-                lse_C1 = score_CV.logsumexp(1, keepdim=True)
-                nll_C1 = lse_C1 - score_CV.gather(1, target_C1)
+                grad_CV = torch.log_softmax(score_CV, 1, out=logp_CV[: len(hidden_CD)])
+                nll_C1 = -grad_CV.gather(1, target_C1)
                 nll += nll_C1.sum()
-                # -sum_v q_v log p_v with q = (1-e) onehot + e/V
-                loss += (1 - smoothing) * nll_C1.sum() + smoothing * (lse_C1.sum() - score_CV.sum() / vocabulary)
-                score_CV.sub_(lse_C1).exp_().sub_(smoothing / vocabulary)
-                score_CV.scatter_add_(1, target_C1, torch.full_like(nll_C1, smoothing - 1))
-                grad_CV = score_CV.to(dtype)
-                torch.mm(grad_CV, weight, out=grad_hidden_ND[start : start + chunk])
+                # -sum_v q_v log p_v with q = (1-e) onehot + e/V; log p_v = score_v - lse, and lse = score_target + nll
+                lse_C1 = score_CV.gather(1, target_C1) + nll_C1
+                loss += (1 - smoothing) * nll_C1.sum() + smoothing * lse_C1.sum()
+                loss -= even * (hidden_CD.to(exact) @ sum_D).sum()
+                # softmax - q, but for the even part of q
+                grad_CV.exp_().scatter_add_(1, target_C1, torch.full_like(nll_C1, smoothing - 1))
+                grad_CV = grad_CV.to(dtype)
+                torch.addmm(-even * sum_D.to(dtype), grad_CV, weight, out=grad_hidden_ND[start : start + chunk])
                 if dtype == weight_VD.dtype:
                     grad_weight_VD.addmm_(grad_CV.t(), hidden_CD)
                 else:
                     grad_weight_VD += grad_CV.t() @ hidden_CD
+            grad_weight_VD -= even * hidden.sum(0, dtype=weight_VD.dtype)
         ctx.save_for_backward(grad_hidden_ND, grad_weight_VD)
         ctx.hidden_dtype = hidden_ND.dtype
         ctx.mark_non_differentiable(nll)

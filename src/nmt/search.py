@@ -64,6 +64,7 @@ def beam_search(
     beam: int,
     alpha: float,
     length_penalty: LengthPenalty = "gnmt",
+    patience: float = 0.0,
     n_best: int = 1,
     prefixes: Prefixes = None,
     device: torch.device | str = "cpu",
@@ -78,6 +79,9 @@ def beam_search(
     A sentence leaves when no live hypothesis can become better than its `n_best`-th finished one. The bound is exact:
     with L <= 0 the log-probability of a live hypothesis, p the penalty, n its length in the end and N the longest
     length, more tokens can only lower L, and p(n) <= p(N), so that its score is at most L / p(n) <= L / p(N).
+    With `patience` a sentence leaves as well when beam·patience hypotheses have finished (Kasai et al. 2022, "Beam
+    Decoding with Controlled Patience"); 1 is the usual rule, which is faster, and bears a larger alpha: a model gives
+    some endless output a high score, and this search has stopped before it finds it.
     Where nothing finished within the limit, the best live hypotheses come back as not finished.
     """
     limits, forced_BP = _prepare(limit_B, prefixes, device)
@@ -85,6 +89,7 @@ def beam_search(
     # A millionth more, so that no rounding makes the bound lower than it is.
     largest_B = torch.tensor([penalty(n + 1, alpha, length_penalty) * (1 + 1e-6) for n in limits], device=device)
     results: list[list[Hypothesis]] = [[] for _ in limits]
+    ended_B = torch.zeros(len(limits), dtype=torch.long, device=device)
     places = list(range(len(limits)))  # in `limit_B`, of the sentences that are still searched
     live, done = _Pool.empty(len(limits), beam, device), _Pool.empty(len(limits), n_best, device)
     # The rows of a sentence begin equal: only its first may count, or the beam would hold one hypothesis many times.
@@ -101,10 +106,14 @@ def beam_search(
         ends_BC = token_BC == EOS
 
         ended = _Pool(tokens_BCT, logp_BC, _only(ends_BC, logp_BC / penalty(step + 1, alpha, length_penalty)))
-        done, _ = done.joined(ended.first(beam)).best(n_best)
+        ended = ended.first(beam)
+        done, _ = done.joined(ended).best(n_best)
+        ended_B = ended_B + (ended.score_BX > -math.inf).sum(1)
         goes_on_BC = _only(~ends_BC, logp_BC)
         longer, on_BW = _Pool(tokens_BCT, goes_on_BC, goes_on_BC).best(beam)
         beaten_B = done.score_BX[:, -1] >= longer.score_BX[:, 0] / largest_B
+        if patience:
+            beaten_B |= ended_B >= beam * patience
         stays = (~beaten_B & (limit_at_B > step)).tolist()
 
         rows_BW = row_BC.gather(1, on_BW) + beam * torch.arange(B, device=device).unsqueeze(1)
@@ -117,7 +126,7 @@ def beam_search(
             for b, ended_hyps, cut_hyps in zip(leaving, done.of(leaving_B).listed(finished=True), cut, strict=True):
                 results[places[b]] = _sound(ended_hyps or cut_hyps[:n_best])
             places = [places[b] for b in going]
-            longer, done, rows_BW = longer.of(going_B), done.of(going_B), rows_BW[going_B]
+            longer, done, rows_BW, ended_B = longer.of(going_B), done.of(going_B), rows_BW[going_B], ended_B[going_B]
             limit_at_B, largest_B, forced_BP = limit_at_B[going_B], largest_B[going_B], forced_BP[going_B]
         live = longer
         if places:

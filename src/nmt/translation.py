@@ -319,6 +319,7 @@ class Translator:
             beam=beam,
             alpha=self.settings.alpha,
             length_penalty=self.settings.length_penalty,
+            patience=self.settings.patience,
             n_best=options.n_best,
             prefixes=prefixes,
             device=self.device,
