@@ -409,8 +409,7 @@ class TranslateConfig:
     length_penalty: Literal["gnmt", "power"] = "gnmt"
     """((5+n)/6)^alpha (Wu et al. 2016, equation 14), or n^alpha, as fairseq and CTranslate2 have it."""
     patience: float = 0.0
-    """A sentence is done when `beam` times so many translations have finished (Kasai et al. 2022): 1 as in fairseq and
-    CTranslate2; 0 as in the paper's code, when none can become better."""
+    """A sentence is done when beam times this many have finished (Kasai 2022; 1: as fairseq), 0: when none can win."""
     max_extra: int = 50
     """A translation has at most so many tokens more than its source (Vaswani et al. 2017, section 6.1)."""
     batch_tokens: int = 4096
