@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nmt.errors import NmtError
-from nmt.search import BLOCK, _largest, beam_search, draw, greedy_search, penalty, sample
+from nmt.search import BLOCK, _closed_up, _largest, beam_search, draw, greedy_search, penalty, sample
 from nmt.symbols import BOS, EOS
 
 V = 7
@@ -250,7 +250,7 @@ def test_equal_candidates_go_by_row_and_then_by_token():
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
-    width=st.sampled_from([5, 8 * BLOCK, 8 * BLOCK + 1, 1000, 12 * BLOCK]),
+    width=st.sampled_from([5, BLOCK, BLOCK + 1, 8 * BLOCK, 8 * BLOCK + 1, 1000, 12 * BLOCK]),
     count=st.integers(1, 5),
     kinds=st.sampled_from([1, 3, 50, 10**6]),
 )
@@ -353,3 +353,12 @@ def test_an_empty_batch_gives_nothing():
     assert search([], [], beam=2) == []
     assert greedy_search(TableDecoder([], 1), []) == []
     assert sample(TableDecoder([], 1), [], generators=[]) == []
+
+
+@given(stays=st.lists(st.booleans(), max_size=20))
+def test_those_that_stay_close_up_and_only_as_many_move_as_leave(stays):
+    order = _closed_up(stays)
+    assert sorted(order) == [place for place, stay in enumerate(stays) if stay]
+    moved = [place for to, place in enumerate(order) if place != to]
+    assert len(moved) == stays[: len(order)].count(False)
+    assert all(place >= len(order) for place in moved)

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 import nmt
 from nmt import checkpoint
+from nmt.batching import batches
 from nmt.config import Config, DataConfig, EncodeConfig, ModelConfig, TranslateConfig, to_dict
 from nmt.corpus import Normaliser
 from nmt.errors import CheckpointError, ConfigError, DataError
@@ -28,7 +29,7 @@ from nmt.symbols import BOS, EOS, PAD
 from nmt.text import read_lines
 from nmt.tokenizer import Tokenizer
 from nmt.translate_files import score_files, translate_file
-from nmt.translation import Counts, Options, PairScore, Translation, Translator, batches, longest_loop
+from nmt.translation import Counts, Options, PairScore, Translation, Translator, longest_loop
 
 ENGLISH = [
     "The cat sat on the mat.",

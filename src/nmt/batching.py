@@ -5,7 +5,7 @@ alone; `train.device_tokens` and the number of processes only cut it. So one YAM
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -141,3 +141,16 @@ def padding_share(micro_batches: Sequence[Numbers], src_lengths: Numbers, tgt_le
             real += int(lengths.sum())
             slots += len(part) * int(lengths.max())
     return 1 - real / slots if slots else 0.0
+
+
+def batches(lengths: Sequence[int], rows: int, most: int) -> Iterator[list[int]]:
+    """The places of all lengths, the longest first, in batches whose count × longest × `rows` is at most `most`.
+
+    What is alone too large is a batch of its own. The longest come first, so that what does not fit shows at once.
+    """
+    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+    start = 0
+    while start < len(order):
+        size = max(1, most // max(1, lengths[order[start]] * rows))
+        yield order[start : start + size]
+        start += size

@@ -68,9 +68,7 @@ def launch(arguments: Sequence[str], processes: int) -> int:
                 own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "TORCHELASTIC_ERROR_FILE": str(errors)}
                 command = [sys.executable, *arguments]
                 workers.append(
-                    subprocess.Popen(
-                        command, env=environment | own, start_new_session=True, preexec_fn=_die_with_parent
-                    )
+                    subprocess.Popen(command, env=environment | own, start_new_session=True, preexec_fn=die_with_parent)
                 )
             return _wait(workers, Path(folder))
         finally:
@@ -136,7 +134,7 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """Linux ends this process when the one that started it is gone, even if that was killed with -9."""
     try:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)

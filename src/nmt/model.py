@@ -5,6 +5,7 @@ heads, K width of a head, F inner width, V vocabulary, R beam rows. A mask is bo
 at". Read from the top: positions, attention, feed-forward, residual, layers, Transformer, cached decoder.
 """
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import cast
@@ -99,18 +100,18 @@ class Attention(nn.Module):
     def _split(self, x_BTD: Tensor, heads: int) -> Tensor:
         return x_BTD.view(*x_BTD.shape[:2], heads, self.width).transpose(1, 2)
 
-    def _turn(self, x_BHTK: Tensor, start: int) -> Tensor:
+    def _turn(self, x_BHTK: Tensor, at: int | None) -> Tensor:
         if not self.rotary:
             return x_BHTK
-        end = start + x_BHTK.shape[2]
+        start, end = (0, x_BHTK.shape[2]) if at is None else (at, at + 1)
         if end > len(self.angle):
             self.angle = angles(2 * end, self.width).to(self.angle)
         return rotate(x_BHTK, self.angle[start:end])
 
-    def keys_values(self, memory_BSD: Tensor, start: int = 0) -> tuple[Tensor, Tensor]:
-        """Keys and values, both [B, G, S, K], of tokens whose first has position `start`."""
+    def keys_values(self, memory_BSD: Tensor, at: int | None = None) -> tuple[Tensor, Tensor]:
+        """Keys and values, both [B, G, S, K], of tokens at the positions from 0 on, or all of them at position `at`."""
         key_BSD, value_BSD = self.key_value(memory_BSD).chunk(2, dim=2)
-        return self._turn(self._split(key_BSD, self.kv_heads), start), self._split(value_BSD, self.kv_heads)
+        return self._turn(self._split(key_BSD, self.kv_heads), at), self._split(value_BSD, self.kv_heads)
 
     def forward(
         self,
@@ -119,11 +120,11 @@ class Attention(nn.Module):
         mask_B11S: Tensor | None = None,
         *,
         causal: bool = False,
-        start: int = 0,
+        at: int | None = None,
         maps: list[Tensor] | None = None,
     ) -> Tensor:
         """What each token of x finds; with `maps` the weights [B, H, T, S] are worked out visibly and appended."""
-        query_BHTK = self._turn(self._split(self.query(x_BTD), self.heads), start)
+        query_BHTK = self._turn(self._split(self.query(x_BTD), self.heads), at)
         key_BHSK, value_BHSK = keys_values
         if self.kv_heads != self.heads:
             key_BHSK, value_BHSK = (kv.repeat_interleave(self.heads // self.kv_heads, 1) for kv in keys_values)
@@ -310,6 +311,7 @@ class Transformer(nn.Module):
         self.decode(tgt_BT, *self.encode(src_BS, encoder), decoder)
         return {"encoder": encoder, "decoder": decoder[0::2], "cross": decoder[1::2]}
 
+    @torch.no_grad()
     def decoder(self, src_BS: Tensor, beam: int) -> "CachedDecoder":
         """A decoder that takes one token at a time, `beam` adjacent rows for each source; see nmt.search.Decoder."""
         return CachedDecoder(self, *self.encode(src_BS), beam)
@@ -336,45 +338,63 @@ def initialise(module: nn.Module) -> None:
 
 
 class CachedDecoder:
-    """Keeps the keys and values of the tokens so far for each row, and those of the source once for each sentence."""
+    """Keeps the keys and values of the source, and of all tokens so far, once for each sentence.
+
+    The W rows of a sentence ask as if they were tokens of one text: about its source, and about all that its rows have
+    said. A mask shows to each row what it goes on from; when rows change places, that alone is put in order.
+    """
 
     def __init__(self, model: Transformer, memory_BSD: Tensor, mask_B11S: Tensor | None, beam: int) -> None:
         self.model, self.beam, self.length = model, beam, 0
         self.mask_B11S = mask_B11S
         self.layers = [cast(DecoderLayer, layer) for layer in model.decoder_layers]
         self.cross = [layer.cross_attention.keys_values(memory_BSD) for layer in self.layers]
-        self.past: list[tuple[Tensor, Tensor] | None] = [None] * len(self.layers)
+        key_BGSK = self.cross[0][0]
+        B, G, _, K = key_BGSK.shape
+        # Of each layer the keys and the values, with room for T tokens of each row.
+        self.past_B2TWGK = [key_BGSK.new_empty(B, 2, 16, beam, G, K) for _ in self.layers]
+        self.itself_R1W = torch.eye(beam, dtype=torch.bool, device=key_BGSK.device).repeat(B, 1)[:, None]
+        self.history_RTW = self.itself_R1W[:, :0]
 
-    def _look_back(self, number: int, x_R1D: Tensor) -> Tensor:
-        attention, past = self.layers[number].attention, self.past[number]
-        now = attention.keys_values(x_R1D, start=self.length)
-        if past is not None:
-            now = (torch.cat([past[0], now[0]], dim=2), torch.cat([past[1], now[1]], dim=2))
-        self.past[number] = now
-        return cast(Tensor, attention(x_R1D, now, start=self.length))
+    def _look_back(self, number: int, x_BWD: Tensor, mask_B1WS: Tensor | None) -> Tensor:
+        attention, past_B2TWGK = self.layers[number].attention, self.past_B2TWGK[number]
+        for which, now_BGWK in enumerate(attention.keys_values(x_BWD, self.length)):
+            past_B2TWGK[:, which, self.length] = now_BGWK.transpose(1, 2)
+        key_BGSK, value_BGSK = past_B2TWGK[:, :, : self.length + 1].flatten(2, 3).transpose(2, 3).unbind(1)
+        return cast(Tensor, attention(x_BWD, (key_BGSK, value_BGSK), mask_B1WS, at=self.length))
 
-    def _look_across(self, number: int, x_R1D: Tensor) -> Tensor:
-        # The rows of a sentence ask as if they were its tokens, so its keys and values need not be copied for each.
-        x_BND = x_R1D.view(-1, self.beam, x_R1D.shape[2])
-        found_BND = self.layers[number].cross_attention(x_BND, self.cross[number], self.mask_B11S)
-        return cast(Tensor, found_BND.view_as(x_R1D))
-
+    @torch.no_grad()
     def step(self, last_R: Tensor) -> Tensor:
         """Scores [R, V] of the token after `last_R`."""
-        x_R1D = self.model.embed(last_R[:, None], self.model.embedding, start=self.length)
+        # The rows of a sentence begin equal, so the first step is worked out for one of them.
+        last_BW = last_R.view(-1, self.beam)[:, : self.beam if self.length else 1]
+        B, W = last_BW.shape
+        if self.length == self.past_B2TWGK[0].shape[2]:
+            self.past_B2TWGK = [torch.cat([past, torch.empty_like(past)], dim=2) for past in self.past_B2TWGK]
+        self.history_RTW = torch.cat([self.history_RTW, self.itself_R1W[: len(last_R)]], dim=1)
+        mask_B1WS = self.history_RTW.view(B, 1, self.beam, -1)[:, :, :W] if self.beam > 1 else None
+        x_BWD = self.model.embed(last_BW.reshape(-1, 1), self.model.embedding, start=self.length).view(B, W, -1)
         for number, layer in enumerate(self.layers):
-            x_R1D = layer(
-                x_R1D,
-                lambda x, number=number: self._look_back(number, x),
-                lambda x, number=number: self._look_across(number, x),
+            x_BWD = layer(
+                x_BWD,
+                lambda x, number=number: self._look_back(number, x, mask_B1WS),
+                lambda x, number=number: self.layers[number].cross_attention(x, self.cross[number], self.mask_B11S),
             )
         self.length += 1
-        return self.model.logits(self.model.decoder_norm(x_R1D)).squeeze(1)
+        logits_BWV = self.model.logits(self.model.decoder_norm(x_BWD))
+        return logits_BWV.expand(-1, self.beam, -1).flatten(0, 1)
 
+    @torch.no_grad()
     def select(self, rows_R: Tensor) -> None:
         """Go on with these rows; a sentence's rows stay together, and it leaves when none of them is named."""
-        self.past = [past and (past[0].index_select(0, rows_R), past[1].index_select(0, rows_R)) for past in self.past]
-        sentences_B = rows_R[:: self.beam] // self.beam
-        if len(sentences_B) != len(self.cross[0][0]):
-            self.cross = [(k.index_select(0, sentences_B), v.index_select(0, sentences_B)) for k, v in self.cross]
-            self.mask_B11S = None if self.mask_B11S is None else self.mask_B11S[sentences_B]
+        self.history_RTW = self.history_RTW[rows_R]
+        from_B = rows_R[:: self.beam] // self.beam
+        if len(from_B) < len(self.cross[0][0]):
+            # Only sentences that take the place of another are copied: the search lets the rest stay where they are.
+            to_N = (from_B != torch.arange(len(from_B), device=from_B.device)).nonzero().squeeze(1)
+            masks = [] if self.mask_B11S is None else [self.mask_B11S]
+            for kept_B in (*self.past_B2TWGK, *itertools.chain(*self.cross), *masks):
+                kept_B[to_N] = kept_B[from_B[to_N]]
+            self.past_B2TWGK = [past[: len(from_B)] for past in self.past_B2TWGK]
+            self.cross = [(key[: len(from_B)], value[: len(from_B)]) for key, value in self.cross]
+            self.mask_B11S = None if self.mask_B11S is None else self.mask_B11S[: len(from_B)]

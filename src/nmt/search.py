@@ -119,7 +119,7 @@ def beam_search(
         rows_BW = row_BC.gather(1, on_BW) + beam * torch.arange(B, device=device).unsqueeze(1)
         if not all(stays):
             leaving = [b for b, stay in enumerate(stays) if not stay]
-            going = [b for b, stay in enumerate(stays) if stay]
+            going = _closed_up(stays)
             leaving_B, going_B = (torch.tensor(them, dtype=torch.long, device=device) for them in (leaving, going))
             # `longer` is too long, if nothing has finished by now: the hypotheses of the step before are what is left.
             cut = live.of(leaving_B).listed(finished=False, divisor=penalty(max(step, 1), alpha, length_penalty))
@@ -134,6 +134,13 @@ def beam_search(
         last_R = live.tokens_BXT[:, :, -1].flatten()
         step += 1
     return results
+
+
+def _closed_up(stays: Sequence[bool]) -> list[int]:
+    """The places of those that stay, in a new order: one from the end for each that leaves, so that few must move."""
+    order, size = list(range(len(stays))), sum(stays)
+    last = (place for place in reversed(order) if stays[place])
+    return [place if stays[place] else next(last) for place in order[:size]]
 
 
 def greedy_search(
@@ -303,6 +310,9 @@ def _largest(value_BX: Tensor, count: int) -> tuple[Tensor, Tensor]:
     The largest are in the `count` blocks of largest maxima, and this costs half of a plain topk over a vocabulary.
     """
     rows, X = value_BX.shape
+    if X <= BLOCK:
+        value_BX, place_BX = value_BX.sort(dim=1, descending=True, stable=True)
+        return value_BX[:, :count], place_BX[:, :count]
     if X <= 8 * BLOCK:
         place_BX = _places_of_largest(value_BX, count)
     else:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from nmt.batching import batches
 from nmt.checkpoint import load_model
 from nmt.config import Config, TranslateConfig
 from nmt.corpus import Normaliser
@@ -25,6 +26,7 @@ from nmt.search import Hypothesis, beam_search, greedy_search, sample
 from nmt.sentences import cut_to_fit
 from nmt.symbols import BOS, EOS, PAD
 from nmt.tokenizer import Tokenizer, load_tokenizers
+from nmt.workers import most_processes, share_out
 
 log = logging.getLogger(__name__)
 
@@ -292,12 +294,23 @@ class Translator:
         """The parts in order, each with what was found for it."""
         found: list[list[Hypothesis]] = [[] for _ in parts]
         rows = 1 if options.sample else self.settings.beam
-        for batch in batches([len(part.src) for part in parts], rows, self.settings.batch_tokens):
-            these = [parts[i] for i in batch]
-            for i, hyps in zip(batch, self._search(these, options), strict=True):
+        groups = list(batches([len(part.src) for part in parts], rows, self.settings.batch_tokens))
+        for turn, results in self._search_groups([[parts[i] for i in group] for group in groups], options):
+            for i, hyps in zip(groups[turn], results, strict=True):
                 found[i] = hyps
-            progress(sum(part.number == 0 for part in these))
+            progress(sum(parts[i].number == 0 for i in groups[turn]))
         return list(zip(parts, found, strict=True))
+
+    def _search_groups(
+        self, groups: Sequence[Sequence[_Part]], options: Options
+    ) -> Iterator[tuple[int, list[list[Hypothesis]]]]:
+        """Each batch's place and what was found for its parts, in any order; on a CPU by several processes."""
+        processes = min(len(groups), most_processes()) if self.device.type == "cpu" else 1
+        if processes <= 1:
+            yield from ((turn, self._search(group, options)) for turn, group in enumerate(groups))
+            return
+        for turn, results in share_out(len(groups), lambda turn: self._search(groups[turn], options), processes):
+            yield turn, [[Hypothesis(tuple(tokens), *rest) for tokens, *rest in hyps] for hyps in results]
 
     @torch.no_grad()
     def _search(self, parts: Sequence[_Part], options: Options) -> list[list[Hypothesis]]:
@@ -415,19 +428,6 @@ def _check_hashes(run: Path, tokenizers: Sequence[Tokenizer]) -> None:
                 f"{tokenizer.name} has SHA-256 {tokenizer.sha256}, but the run was trained with {wanted}: "
                 "put that one back."
             )
-
-
-def batches(lengths: Sequence[int], rows: int, most: int) -> Iterator[list[int]]:
-    """The places of all lengths, the longest first, in batches whose count × longest × `rows` is at most `most`.
-
-    What is alone too large is a batch of its own. The longest come first, so that what does not fit shows at once.
-    """
-    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
-    start = 0
-    while start < len(order):
-        size = max(1, most // max(1, lengths[order[start]] * rows))
-        yield order[start : start + size]
-        start += size
 
 
 def longest_loop(tokens: Sequence[int]) -> int:
