@@ -6,7 +6,6 @@ the number of a task and answer in JSON, through a pipe each. Where forking isn'
 
 import json
 import multiprocessing
-import os
 import signal
 import sys
 import threading
@@ -22,7 +21,7 @@ import torch
 from nmt import errors
 from nmt.distributed import is_launched
 from nmt.errors import NmtError
-from nmt.launch import die_with_parent
+from nmt.launch import cores, die_with_parent
 
 
 def most_processes() -> int:
@@ -35,7 +34,7 @@ def most_processes() -> int:
         return 1
     if is_launched() or multiprocessing.parent_process() is not None:
         return 1
-    return min(torch.get_num_threads(), len(os.sched_getaffinity(0)))
+    return min(torch.get_num_threads(), cores())
 
 
 def share_out(tasks: int, work: Callable[[int], Any], processes: int) -> Iterator[tuple[int, Any]]:
