@@ -137,7 +137,13 @@ def encoded(args: argparse.Namespace, size: str) -> tuple[Path, list[str]]:
     """A folder with the data as nmt makes it from the split, and the words of its settings; made once."""
     split = args.split.resolve()
     files = {part: [f"{split}/{part}.{end}" for end in (args.src, args.tgt)] for part in ("train", "dev", "test")}
-    words = [*RECIPE, *SIZES[size], f"clean.sources={{bench: {json.dumps(files['train'])}}}", "data.corpus=bench"]
+    words = [
+        *RECIPE,
+        *SIZES[size],
+        *args.set,
+        f"clean.sources={{bench: {json.dumps(files['train'])}}}",
+        "data.corpus=bench",
+    ]
     words += [f"clean.{part}={json.dumps(files[part])}" for part in ("dev", "test")]
     (args.work / "data" / "bench" / "raw").mkdir(parents=True, exist_ok=True)
     nmt(args, ["run", "--upto", "encode", *sets(words)])
@@ -400,6 +406,7 @@ def main() -> None:
         command.add_argument("--out", type=Path, metavar="FILE")
         command.add_argument("--rounds", type=int, default=5)
         command.add_argument("--size", choices=SIZES, default="small")
+        command.add_argument("--set", action="append", default=[], metavar="section.key=value", help="of nmt")
         command.add_argument("--peers", type=Path, metavar="VENVS")
         command.add_argument("--drivers", type=Path, metavar="FOLDER")
         command.add_argument("--with", dest="peer", nargs="*", default=[], metavar="PEER")

@@ -74,6 +74,7 @@ def main() -> None:
     parser.add_argument("--accumulate", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--tokens", type=int, default=1024, help="token slots of a micro-batch on either side")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--set", action="append", default=[], metavar="section.key=value")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--updates", type=int, default=8)
     parser.add_argument("--warmup", type=int, default=3)

@@ -242,3 +242,46 @@ def test_two_nodes_meet_at_the_first_and_the_first_alone_makes_the_data(queue):
         "nmt run -c base.yaml --name x",
         f"torchrun {meet} -m nmt train -c base.yaml --name x",
     ]
+
+
+# ── speed ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+TINY = ["bpe.vocab_size=340", "bpe.coverage=1.0", "model.d_model=16", "model.d_ff=32", "optim.batch_tokens=150"]
+
+
+def bench(script: str, *words: str, split: Path, work: Path) -> str:
+    more = [part for word in TINY for part in ("--set", word)]
+    command = [sys.executable, SCRIPTS / script, *words, "--split", split, "--work", work, "--rounds", "1", *more]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_the_bench_counts_the_tokens_of_an_update_and_writes_a_table(paths, tmp_path):
+    shown = bench("bench.py", "train", "--updates", "2", "--warmup", "1", split=paths.clean, work=tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / "train.jsonl").read_text().split("\n")[1:-1]]
+    assert len(rows) == 1
+    # An update holds at most batch_tokens of either side.
+    assert 150 < rows[0]["tokens_update"] <= 300
+    assert rows[0]["tokens_s"] > 0
+    assert rows[0]["pss_mib"] > 100
+    header, _, row = shown.strip().split("\n")
+    assert header.count("|") == row.count("|")
+    assert f"{rows[0]['tokens_s']:,.0f}" in row
+
+
+@pytest.mark.slow
+def test_the_bench_decodes_to_a_forced_length(paths, tmp_path):
+    words = ["decode", "--forced", "3", "--limit", "5", "--batch", "64"]
+    bench("bench.py", *words, split=paths.clean, work=tmp_path)
+    row = json.loads((tmp_path / "decode.jsonl").read_text().split("\n")[1])
+    assert row["tokens_s"] == pytest.approx(3 * row["sentences_s"])
+    assert row["sentences_s"] == pytest.approx(5 / row["seconds"])
+
+
+@pytest.mark.slow
+def test_scaling_is_measured_with_and_without_the_exchange(paths, tmp_path):
+    words = ["--processes", "1", "2", "--accumulate", "1", "--tokens", "80", "--updates", "2", "--warmup", "1"]
+    shown = bench("bench_scaling.py", *words, split=paths.clean, work=tmp_path)
+    assert [line.split("|")[1].strip() for line in shown.strip().split("\n")[2:]] == ["1", "2"]
