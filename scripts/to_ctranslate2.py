@@ -2,8 +2,8 @@
 
     python scripts/to_ctranslate2.py runs/NAME FOLDER
 
-Needs ctranslate2, safetensors and sentencepiece, but neither nmt nor torch. Takes what the paper's recipes are made of:
-LayerNorm, sinusoidal positions, ReLU or GELU, as many key-value heads as heads, one joint vocabulary.
+Needs ctranslate2, safetensors, sentencepiece and numpy, but neither nmt nor torch. Takes what the paper's recipes are
+made of: LayerNorm, sinusoidal positions, ReLU or GELU, as many key-value heads as heads, one joint vocabulary.
 """
 
 import json

@@ -30,7 +30,7 @@ def cores() -> int:
 
 
 def processes_for(device: str, batch_tokens: int) -> int:
-    """One process a core on a CPU, where one thread each is far faster than many threads in one; else one process.
+    """One process a core on a CPU, where one thread each is faster than many threads in one; else one process.
 
     Each holds the whole model, so cores beyond MOST become threads. Known without torch, which takes seconds to load.
     Who sets OMP_NUM_THREADS wants threads, and gets one process.

@@ -32,7 +32,10 @@ class Decoder(Protocol):
         """Take up the newest token of each row (bos at first); the logits_RV of the next one come back."""
 
     def select(self, rows_R: Tensor) -> None:
-        """Go on with these of the present rows. A row stays in its sentence's block; a sentence leaves as a whole."""
+        """Go on with these of the present rows. A sentence's rows stay together, and it leaves as a whole.
+
+        The others stay where they are, but for some from the end, which take the places that became free.
+        """
 
 
 class Hypothesis(NamedTuple):

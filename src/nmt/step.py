@@ -1,4 +1,7 @@
-"""One update of the weights, and the loss of the dev set: the arithmetic of training, without files."""
+"""One update of the weights, and the loss of the dev set: the arithmetic of training, without files.
+
+Shapes: B sentences, S source tokens, T target tokens, D model width, V vocabulary, N real target tokens.
+"""
 
 import contextlib
 import logging
