@@ -69,10 +69,12 @@ if os.environ.get('RANK') == '1':
 }
 PROGRAM = """
 import os, sys
-if "--processes" in sys.argv:  # This very program in two processes, whatever nmt's own launcher would do.
+if "--processes" in sys.argv:
     at = sys.argv.index("--processes")
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", sys.argv[at + 1]]
-    os.execv(sys.executable, [sys.executable, *launcher, *sys.argv[:at], *sys.argv[at + 2:]])
+    processes, words = sys.argv[at + 1], [*sys.argv[:at], *sys.argv[at + 2:]]
+    if processes != "1":  # This very program in two processes, whatever nmt's own launcher would do.
+        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", processes]
+        os.execv(sys.executable, [sys.executable, *launcher, *words])
 from nmt import checkpoint, step
 {fault}
 from nmt.cli import main
@@ -250,6 +252,14 @@ def test_a_translation_must_not_depend_on_its_neighbours(
     assert seen.outcome == "failed"
 
 
+def test_a_training_has_as_many_processes_as_the_proof_is_about(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, [], [sys.executable, "-c", "import sys; print(*sys.argv)"])
+    bench.train("alone")
+    assert "--processes 1" in (tmp_path / "alone.log").read_text()
+    bench.train("shared", processes=2)
+    assert "--processes 2" in (tmp_path / "shared.log").read_text()
+
+
 def test_without_gloo_the_processes_are_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "backends", lambda: {"gloo": False, "nccl": False})
     found = doctor.prove_ranks(Bench(tmp_path, [], ["/nowhere"]), CPU)
@@ -327,7 +337,7 @@ def test_the_family_of_a_process_are_its_children_and_theirs() -> None:
 
 @pytest.mark.slow
 def test_no_process_of_a_training_outlives_its_block(bench: Bench) -> None:
-    with contextlib.suppress(KeyboardInterrupt), bench.training("shared", "--processes", "2") as process:
+    with contextlib.suppress(KeyboardInterrupt), bench.training("shared", processes=2) as process:
         found = grown(process.pid, 3)
         raise KeyboardInterrupt
     assert all(ends(pid) for pid in found)

@@ -142,7 +142,7 @@ def prove_ranks(bench: Bench, device: torch.device) -> Proof:
     if not on_gpus and not backends["gloo"]:
         return Proof("not run", "this torch has no gloo, which CPU processes talk through")
     words = [*options(COMPARABLE), "--device", "cuda" if on_gpus else "cpu"]
-    alone, shared = bench.train("alone", *words), bench.train("shared", *words, "--processes", "2")
+    alone, shared = bench.train("alone", *words), bench.train("shared", *words, processes=2)
     return judge_losses(read_losses(alone), read_losses(shared), "on 2 GPUs" if on_gpus else "on 2 CPU processes")
 
 

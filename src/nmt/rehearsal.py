@@ -48,11 +48,12 @@ class Bench:
     program: Sequence[str] = (sys.executable, "-m", "nmt")
 
     @contextlib.contextmanager
-    def training(self, name: str, *more: str) -> Iterator[subprocess.Popen[bytes]]:
+    def training(self, name: str, *more: str, processes: int = 1) -> Iterator[subprocess.Popen[bytes]]:
         """A training of the run `name`; when the block is left, however it is, no process of it is left."""
         # An absolute name takes the place of runs/NAME, so the user's runs are not touched, while the current folder,
         # and with it every path in the recipe, stays what it is.
         command = [*self.program, "train", *self.words, *options(TINY), "--name", str(self.folder / name), *more]
+        command += ["--processes", str(processes)]
         with open(self.folder / f"{name}.log", "wb") as told:
             process = subprocess.Popen(
                 command,
@@ -69,9 +70,9 @@ class Bench:
                     os.kill(pid, signal.SIGKILL)
             process.wait()
 
-    def train(self, name: str, *more: str) -> Path:
+    def train(self, name: str, *more: str, processes: int = 1) -> Path:
         """The run folder of a training that has ended; raises NmtError with its last words if it failed."""
-        with self.training(name, *more) as process, contextlib.suppress(subprocess.TimeoutExpired):
+        with self.training(name, *more, processes=processes) as process, contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(LIMIT)
         if process.returncode:
             raise self._failure(name, process.returncode)
