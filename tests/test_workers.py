@@ -1,5 +1,8 @@
 """Work that forked processes share: what comes back, in which cases none is started, and how each of them can end."""
 
+import errno
+import io
+import itertools
 import multiprocessing
 import os
 import signal
@@ -9,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tqdm import tqdm
 
 from forked import forked
 from nmt import workers
@@ -43,6 +47,9 @@ def two(monkeypatch):
     """As on a machine of two cores; here torch has one thread, so that nothing is shared unless a test wants it."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    monkeypatch.setattr("nmt.launch.QUOTA", Path("/none"))
+    runner, alive = set(threading.enumerate()) - {threading.main_thread()}, threading.enumerate
+    monkeypatch.setattr(threading, "enumerate", lambda: [one for one in alive() if one not in runner])
     for variable in ("WORLD_SIZE", "RANK"):
         monkeypatch.delenv(variable, raising=False)
 
@@ -139,15 +146,23 @@ def test_nothing_is_forked_elsewhere_than_on_linux(two, monkeypatch, system):
     assert most_processes() == 1
 
 
-def test_no_process_of_several_and_no_other_thread_starts_more(two, monkeypatch):
-    found = []
-    thread = threading.Thread(target=lambda: found.append(most_processes()))
-    thread.start()
-    thread.join()
-    assert found == [1]
+def test_no_process_of_several_starts_more(two, monkeypatch):
     assert [count for _, count in share_out(1, lambda task: most_processes(), 1)] == [1]
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert most_processes() == 1
+
+
+def test_nothing_is_forked_where_another_thread_may_compute(two):
+    """Such a fork hangs as soon as the thread holds a lock of oneDNN's: with two that multiply, in one of five."""
+    found, ended = [], threading.Event()
+    thread = threading.Thread(target=lambda: (found.append(most_processes()), ended.wait()))
+    thread.start()
+    assert most_processes() == 1
+    ended.set()
+    thread.join()
+    assert found == [1]
+    with tqdm(total=1, file=io.StringIO()):
+        assert most_processes() == 2
 
 
 # ── how work and processes end ──────────────────────────────────────────────────────────────────────────────────────
@@ -163,6 +178,24 @@ def test_every_task_is_done_once_and_by_more_than_one_process():
     assert len({pid for _, pid, *_ in found.values()} - {os.getpid()}) == 3
     assert {tuple(rest) for _, _, *rest in found.values()} == {(1, 0.1 + 0.2)}
     assert list(share_out(0, work, 2)) == []
+
+
+@pytest.mark.parametrize("most", [0, 1])
+def test_where_no_more_processes_may_start_those_that_there_are_do_the_work(most, monkeypatch, caplog):
+    fork, started = os.fork, itertools.count()
+
+    def limited():
+        if next(started) >= most:
+            raise BlockingIOError(errno.EAGAIN, "no more")
+        return fork()
+
+    monkeypatch.setattr(os, "fork", limited)
+    found = dict(share_out(5, lambda task: [task**2, os.getpid()], 3))
+    assert [found[task][0] for task in range(5)] == [task**2 for task in range(5)]
+    pids = {pid for _, pid in found.values()}
+    assert len(pids) == 1
+    assert (pids == {os.getpid()}) == (most == 0)
+    assert "(no more); the work is done by 1" in caplog.text
 
 
 def fail(error):

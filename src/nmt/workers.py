@@ -5,6 +5,7 @@ the number of a task and answer in JSON, through a pipe each. Where forking isn'
 """
 
 import json
+import logging
 import multiprocessing
 import signal
 import sys
@@ -17,37 +18,56 @@ from multiprocessing.context import ForkProcess
 from typing import Any
 
 import torch
+from tqdm import TMonitor
 
 from nmt import errors
 from nmt.distributed import is_launched
 from nmt.errors import NmtError
 from nmt.launch import cores, die_with_parent
 
+log = logging.getLogger(__name__)
+
 
 def most_processes() -> int:
     """How many processes may share this one's work: one for each thread that torch has, at most one for each core.
 
-    One if others share the machine already (a launched training, a pool of processes). Only the main thread may fork:
-    in a program with several, another one may hold a lock of torch's, which nobody would open in the copy.
+    One if others share the machine already (a launched training, a pool of processes).
     """
-    if sys.platform != "linux" or threading.current_thread() is not threading.main_thread():
+    if sys.platform != "linux" or not _is_alone():
         return 1
     if is_launched() or multiprocessing.parent_process() is not None:
         return 1
     return min(torch.get_num_threads(), cores())
 
 
+def _is_alone() -> bool:
+    """Whether the main thread is Python's only one, but for the progress bar's, which only sleeps.
+
+    Any other may compute, and so hold a lock of torch's at the fork. In the copy nobody would open it, and the first
+    product of two matrices would wait for ever.
+    """
+    main = threading.main_thread()
+    others = [thread for thread in threading.enumerate() if thread is not main and not isinstance(thread, TMonitor)]
+    return threading.current_thread() is main and not others
+
+
 def share_out(tasks: int, work: Callable[[int], Any], processes: int) -> Iterator[tuple[int, Any]]:
     """Each task's number and what `work` gives for it, as they get done; a tuple comes back as a list.
 
-    What `work` raises is raised here: an NmtError as it is, anything else with the process's traceback. Raises NmtError
-    if a process is killed. No process outlives this generator, or the process that it runs in.
+    Where the system allows no more processes, those that there are do the work, or this one. What `work` raises is
+    raised here: an NmtError as it is, anything else with the process's traceback. Raises NmtError if a process is
+    killed. No process outlives this generator, or the process that it runs in.
     """
     waiting = iter(range(tasks))
     workers: dict[Connection, ForkProcess] = {}
     try:
-        for _ in range(processes):
-            _start(workers, work)
+        try:
+            for _ in range(processes):
+                _start(workers, work)
+        except OSError as error:
+            log.warning("cannot start another process (%s); the work is done by %d", error.strerror, len(workers) or 1)
+        if not workers:
+            yield from ((task, work(task)) for task in waiting)
         busy = [worker for worker in workers if _order(worker, waiting)]
         while busy:
             for worker in wait(busy):
@@ -72,16 +92,10 @@ def _start(workers: dict[Connection, ForkProcess], work: Callable[[int], Any]) -
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe()
     process = context.Process(target=_serve, args=(there, [*workers, here], work), daemon=True)
-    try:
-        with warnings.catch_warnings():
-            # From 3.12 on Python warns of any thread, those that only wait among them: torch's and the progress bar's.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            process.start()
-    except OSError as error:
-        raise NmtError(
-            f"cannot start another process ({error.strerror}); OMP_NUM_THREADS=1 does the work in one."
-        ) from error
-    there.close()
+    with there, warnings.catch_warnings():
+        # From 3.12 on Python warns of any thread, those that only wait among them: torch's and the progress bar's.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        process.start()
     workers[here] = process
 
 
