@@ -63,3 +63,15 @@ def test_half_precision_products_keep_a_float32_loss():
     for ours, theirs in zip((hidden.grad, weight.grad), grads, strict=True):
         assert ours.dtype == torch.float32
         assert F.cosine_similarity(ours.flatten(), theirs.flatten(), 0) > 0.999
+
+
+@pytest.mark.parametrize("factor", [1 / 100_000, 2.0**18])
+def test_neither_many_tokens_nor_a_loss_scale_are_beyond_a_float16_gradient(factor):
+    grads = []
+    for dtype in (torch.float32, torch.float16):
+        hidden, weight, target = case(30, torch.float32)
+        with torch.autocast("cpu", dtype=torch.float16, enabled=dtype == torch.float16):
+            loss, _ = label_smoothed_loss(hidden, weight, target, 0.1)
+        (loss * factor).backward()
+        grads.append(hidden.grad)
+    assert torch.allclose(grads[1], grads[0], rtol=1e-2, atol=3e-3 * float(grads[0].abs().max()))

@@ -66,7 +66,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None]:
         grad_hidden_ND, grad_weight_VD = ctx.saved_tensors
-        return (grad_hidden_ND * grad).to(ctx.hidden_dtype), grad_weight_VD * grad, None, None
+        # Not the other way round: float16 has no numbers for a gradient over 25,000 tokens, or times the loss scale.
+        return grad_hidden_ND.to(ctx.hidden_dtype) * grad, grad_weight_VD * grad, None, None
 
 
 def label_smoothed_loss(
