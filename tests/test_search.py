@@ -362,3 +362,20 @@ def test_those_that_stay_close_up_and_only_as_many_move_as_leave(stays):
     moved = [place for to, place in enumerate(order) if place != to]
     assert len(moved) == stays[: len(order)].count(False)
     assert all(place >= len(order) for place in moved)
+
+
+def test_greedy_search_moves_no_more_sentences_than_leave():
+    moves = []
+
+    class Counting(TableDecoder):
+        def select(self, rows_R):
+            moves.append((len(self.sentence) - len(rows_R), int((rows_R != torch.arange(len(rows_R))).sum())))
+            super().select(rows_R)
+
+    sentences, limits = list(range(12)), [1, 2, 3, 4, 5, 6] * 2
+    found = greedy_search(Counting(sentences, 1, eos_bias=-9), limits)
+    assert [len(hyp.tokens) for hyp in found] == limits
+    assert len(moves) == 5
+    assert all(moved <= left for left, moved in moves)
+    for sentence, limit, hyp in zip(sentences, limits, found, strict=True):
+        assert greedy_search(TableDecoder([sentence], 1, eos_bias=-9), [limit]) == [hyp]

@@ -216,10 +216,12 @@ def _follow(
         fits_B = (last_B == EOS) | (limit_at_B[place_B] > step)
         tokens_BT[place_B, step] = last_B.where(fits_B, PAD)
         logp_B[place_B] += logp_BV.gather(1, last_B.unsqueeze(1)).squeeze(1).where(fits_B, 0.0)
-        going_B = ((last_B != EOS) & fits_B).nonzero().squeeze(1)
-        if 0 < len(going_B) < len(place_B):
-            decoder.select(going_B)
-        place_B, last_B = place_B[going_B], last_B[going_B]
+        stays = ((last_B != EOS) & fits_B).tolist()
+        if not all(stays):
+            going_B = torch.tensor(_closed_up(stays), dtype=torch.long, device=device)
+            if any(stays):
+                decoder.select(going_B)
+            place_B, last_B = place_B[going_B], last_B[going_B]
         step += 1
     rows = zip(tokens_BT.tolist(), logp_B.tolist(), strict=True)
     found = [_hypothesis(tokens, logp, logp, finished=EOS in tokens) for tokens, logp in rows]
