@@ -174,8 +174,46 @@ def test_a_cpu_trains_in_one_process_a_core_unless_told_otherwise(monkeypatch) -
     assert launch.processes_for("cuda", 25_000) == 1
     monkeypatch.setattr(launch, "cores", lambda: 64)
     assert launch.processes_for("cpu", 25_000) == launch.MOST
+    monkeypatch.setenv("WORLD_SIZE", "1")  # torchrun's, around a single process
+    assert launch.processes_for("cpu", 25_000) == 1
+    monkeypatch.delenv("WORLD_SIZE")
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     assert launch.processes_for("cpu", 25_000) == 1
+
+
+@pytest.mark.parametrize("name", ["nvidia0", "nvhost-gpu", "dxg", "kfd"])
+def test_a_gpu_of_any_maker_is_seen_without_torch(tmp_path: Path, name: str) -> None:
+    for other in ("nvidiactl", "null", "dri"):
+        (tmp_path / other).touch()
+    assert not launch.has_gpu(tmp_path)
+    (tmp_path / name).touch()
+    assert launch.has_gpu(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("quota", "expected"),
+    [
+        ("max 100000\n", 8),
+        ("100000 100000\n", 1),
+        ("250000 100000\n", 2),
+        ("50000 100000\n", 1),
+        ("6400000 100000\n", 8),
+    ],
+)
+def test_a_container_has_no_more_cores_than_its_share_of_their_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: str, expected: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    monkeypatch.setattr(launch, "QUOTA", tmp_path / "cpu.max")
+    assert launch.cores() == 8
+    (tmp_path / "cpu.max").write_text(quota)
+    assert launch.cores() == expected
+
+
+def test_processes_started_within_torchrun_find_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    code = "import os, sys; sys.exit('TORCHELASTIC_USE_AGENT_STORE' in os.environ)"
+    assert launch.launch(["-c", code], 2) == 0
 
 
 def test_processes_that_were_started_together_do_not_make_data(tmp_path: Path) -> None:

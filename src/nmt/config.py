@@ -403,7 +403,7 @@ class TranslateConfig:
     """How a translation is searched for."""
 
     beam: int = 4
-    """Hypotheses kept in the search; 1 is greedy."""
+    """Hypotheses kept in the search; 1 is greedy, whatever alpha and patience are."""
     alpha: float = 0.6
     """Strength of the length penalty; 0 prefers short translations."""
     length_penalty: Literal["gnmt", "power"] = "gnmt"

@@ -24,21 +24,39 @@ LEAST, MOST = 256, 8
 """Tokens of an update, on either side, for which another process pays; processes beyond which memory would not."""
 
 
+QUOTA = Path("/sys/fs/cgroup/cpu.max")
+"""Microseconds of computing that a container has (`docker run --cpus`), and of the time in which it has them."""
+
+GPUS = ("nvidia[0-9]*", "nvhost-gpu", "dxg", "kfd")
+"""What a GPU is called in /dev: NVIDIA's, on a Jetson and in WSL; AMD's."""
+
+
 def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Cores that this process may use, but not more than a container's share of their time is worth."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = map(int, QUOTA.read_text().split())
+    except (OSError, ValueError):  # There is no quota: no such file, or `max` for the first number.
+        return allowed
+    return max(1, min(allowed, round(quota / period)))
 
 
 def processes_for(device: str, batch_tokens: int) -> int:
     """One process a core on a CPU, where one thread each is faster than many threads in one; else one process.
 
     Each holds the whole model, so cores beyond MOST become threads. Known without torch, which takes seconds to load.
-    Who sets OMP_NUM_THREADS wants threads, and gets one process.
+    Who sets OMP_NUM_THREADS wants threads, and gets one process; what a launcher started is one of its processes.
     """
-    on_gpu = device == "auto" and (sys.platform == "darwin" or any(Path("/dev").glob("nvidia[0-9]*")))
-    if on_gpu or device not in ("auto", "cpu") or "OMP_NUM_THREADS" in os.environ:
+    on_gpu = device == "auto" and (sys.platform == "darwin" or has_gpu(Path("/dev")))
+    told = "OMP_NUM_THREADS" in os.environ or "WORLD_SIZE" in os.environ
+    if on_gpu or device not in ("auto", "cpu") or told:
         return 1
     return max(1, min(cores(), MOST, batch_tokens // LEAST))
+
+
+def has_gpu(devices: Path) -> bool:
+    """Whether a folder like /dev names a GPU, of whatever maker."""
+    return any(True for name in GPUS for _ in devices.glob(name))
 
 
 def launch(arguments: Sequence[str], processes: int) -> int:
@@ -46,7 +64,9 @@ def launch(arguments: Sequence[str], processes: int) -> int:
 
     On a CPU each gets its share of the cores as threads.
     """
-    environment = os.environ | {
+    # Of a torchrun around this process nothing is passed on: it would make them look for its store, not for their own.
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
+    environment = inherited | {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(_free_port()),
         "WORLD_SIZE": str(processes),
