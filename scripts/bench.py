@@ -421,6 +421,12 @@ def main() -> None:
             command.add_argument("--limit", type=int, default=1000, metavar="N", help="sentences of the test set")
             command.add_argument("--batch", type=int, default=4096, help="nmt's translate.batch_tokens")
     args = parser.parse_args()
+    if args.split is None and args.act is not start:
+        parser.error("give --split, the folder of the text")
+    if args.peer and not (args.peers and args.drivers):
+        parser.error("--with needs --peers and --drivers")
+    if args.act is train and args.warmup < 1:
+        parser.error("--warmup is at least 1: the clock starts at the end of an update")
     args.work = args.work.resolve()
     args.work.mkdir(parents=True, exist_ok=True)
     args.out = args.out or args.work / f"{args.command}.jsonl"

@@ -75,3 +75,11 @@ def test_neither_many_tokens_nor_a_loss_scale_are_beyond_a_float16_gradient(fact
         (loss * factor).backward()
         grads.append(hidden.grad)
     assert torch.allclose(grads[1], grads[0], rtol=1e-2, atol=3e-3 * float(grads[0].abs().max()))
+
+
+def test_a_loss_without_a_gradient_is_the_same_for_a_third_of_the_products(monkeypatch):
+    hidden, weight, target = case(ROWS + 9)
+    with_gradient = [value.item() for value in label_smoothed_loss(hidden, weight, target, 0.1)]
+    monkeypatch.setattr(torch, "addmm", None)
+    with torch.no_grad():
+        assert [value.item() for value in label_smoothed_loss(hidden * 1, weight, target, 0.1)] == with_gradient
