@@ -61,25 +61,28 @@ def in_turns(contestants: dict[str, Callable[[], dict]], rounds: int, out: Path)
     return found
 
 
-def table(found: dict[str, list[dict]], main: str, columns: Sequence[str]) -> Iterator[str]:
-    """A Markdown table: medians, the ratio of nmt to each in the same round, its spread."""
-    yield "| | " + " | ".join([main, f"nmt's {main} over it", *columns]) + " |"
-    yield "| --- " * (len(columns) + 3) + "|"
+def table(found: dict[str, list[dict]], main: str, columns: Sequence[str], *, compared: bool = True) -> Iterator[str]:
+    """A Markdown table: medians, and if contestants are compared the ratio of the first to each, round by round."""
+    several = compared and len(found) > 1
+    yield "| | " + " | ".join([main, *([f"nmt's {main} over it"] if several else []), *columns]) + " |"
+    yield "| --- " * (len(columns) + 2 + several) + "|"
     ours = [result[main] for result in next(iter(found.values()))]
     for name, results in found.items():
         values = [result[main] for result in results]
-        ratios = [one / other for one, other in zip(ours, values, strict=True)]
-        cells = [spread(values), spread(ratios, 2)]
-        cells += [
-            f"{statistics.median(r[column] for r in results):,.4g}" if column in results[0] else ""
-            for column in columns
-        ]
+        cells = [spread(values)]
+        if several:
+            cells.append(spread([one / other for one, other in zip(ours, values, strict=True)]))
+        for column in columns:
+            cells.append(_short(statistics.median(r[column] for r in results)) if column in results[0] else "")
         yield f"| {name} | " + " | ".join(cells) + " |"
 
 
-def spread(values: Sequence[float], digits: int = 0) -> str:
-    middle, low, high = (f"{value:,.{digits}f}" for value in (statistics.median(values), min(values), max(values)))
-    return f"{middle} ({low} to {high})"
+def spread(values: Sequence[float]) -> str:
+    return f"{_short(statistics.median(values))} ({_short(min(values))} to {_short(max(values))})"
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 class _Memory:
@@ -279,7 +282,7 @@ def decode(args: argparse.Namespace) -> None:
         contestants[name] = lambda name=name: decode_peer(args, name, pieces, converted)
     found = in_turns(contestants, args.rounds, args.out)
     main = "tokens_s" if args.forced else "sentences_s"
-    print(*table(found, main, ["sentences_s", "seconds", "pss_mib"]), sep="\n")
+    print(*table(found, main, ["seconds", "pss_mib"]), sep="\n")
 
 
 def untrained(args: argparse.Namespace) -> Path:
@@ -323,7 +326,9 @@ def decode_worker(run: Path, source: Path, forced: int, batch: int, report: Path
     from nmt.provenance import read_config
     from nmt.translation import Options, Translator
 
-    settings = replace(read_config(run).translate, beam=4, batch_tokens=batch)
+    # The rule to stop and the length penalty that the peers have.
+    peers = {"beam": 4, "alpha": 1.0, "length_penalty": "power", "patience": 1.0}
+    settings = replace(read_config(run).translate, batch_tokens=batch, **peers)
     translator = Translator.load(run, settings, device="cpu")
     lines, options = source.read_text(encoding="utf-8").split("\n")[:-1], Options(max_length=forced)
     list(translator.stream(lines[:8], options))
@@ -380,7 +385,7 @@ def start(args: argparse.Namespace) -> None:
     contestants: dict[str, Callable[[], dict]] = {"nmt --help": lambda: timed("--help")}
     if args.run:
         contestants["nmt translate, one line"] = lambda: timed("translate", "--run", str(args.run.resolve()))
-    print(*table(in_turns(contestants, args.rounds, args.out), "seconds", []), sep="\n")
+    print(*table(in_turns(contestants, args.rounds, args.out), "seconds", ["pss_mib"], compared=False), sep="\n")
 
 
 # ── the command ─────────────────────────────────────────────────────────────────────────────────────────────────────
