@@ -124,10 +124,13 @@ def beam_search(
             leaving = [b for b, stay in enumerate(stays) if not stay]
             going = _closed_up(stays)
             leaving_B, going_B = (torch.tensor(them, dtype=torch.long, device=device) for them in (leaving, going))
-            # `longer` is too long, if nothing has finished by now: the hypotheses of the step before are what is left.
-            cut = live.of(leaving_B).listed(finished=False, divisor=penalty(max(step, 1), alpha, length_penalty))
-            for b, ended_hyps, cut_hyps in zip(leaving, done.of(leaving_B).listed(finished=True), cut, strict=True):
-                results[places[b]] = _sound(ended_hyps or cut_hyps[:n_best])
+            found = done.of(leaving_B).listed(finished=True)
+            if not all(found):
+                # `longer` is too long, if nothing has finished by now: what is left are those of the step before.
+                cut = live.of(leaving_B).listed(finished=False, divisor=penalty(max(step, 1), alpha, length_penalty))
+                found = [hyps or cut_hyps[:n_best] for hyps, cut_hyps in zip(found, cut, strict=True)]
+            for b, hyps in zip(leaving, found, strict=True):
+                results[places[b]] = _sound(hyps)
             places = [places[b] for b in going]
             longer, done, rows_BW, ended_B = longer.of(going_B), done.of(going_B), rows_BW[going_B], ended_B[going_B]
             limit_at_B, largest_B, forced_BP = limit_at_B[going_B], largest_B[going_B], forced_BP[going_B]

@@ -442,4 +442,5 @@ def longest_loop(tokens: Sequence[int]) -> int:
 
 
 def _loops(hyp: Sequence[int], src: Sequence[int]) -> bool:
-    return longest_loop(hyp) >= longest_loop(src) + LOOP
+    turns = longest_loop(hyp)
+    return turns >= LOOP and turns >= longest_loop(src) + LOOP  # Few translations are worth a look at their source.
