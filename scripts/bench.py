@@ -95,7 +95,7 @@ def memory_of_children() -> Iterator[_Memory]:
     memory, ended = _Memory(), threading.Event()
 
     def watch() -> None:
-        while not ended.wait(0.25):
+        while not ended.wait(2):  # More often would slow what is measured: a look walks through all of its pages.
             memory.most = max(memory.most, sum(map(pss, descendants(os.getpid()))))
 
     thread = threading.Thread(target=watch, daemon=True)
