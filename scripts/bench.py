@@ -399,6 +399,16 @@ def main() -> None:
         run, source, forced, batch, report = sys.argv[2:]
         decode_worker(Path(run), Path(source), int(forced), int(batch), Path(report))
         return
+    args = parsed(sys.argv[1:])
+    args.work.mkdir(parents=True, exist_ok=True)
+    with args.out.open("a") as file:
+        about = {"at": time.strftime("%Y-%m-%dT%H:%M:%S"), "machine": platform.platform(), "command": sys.argv[1:]}
+        file.write(json.dumps(about) + "\n")
+    args.act(args)
+
+
+def parsed(words: Sequence[str]) -> argparse.Namespace:
+    """What the words of a command line mean; ends the program where they mean nothing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     for act in (train, decode, prepare, start):
@@ -425,7 +435,7 @@ def main() -> None:
             command.add_argument("--forced", type=int, default=0, metavar="N", help="every output has N tokens")
             command.add_argument("--limit", type=int, default=1000, metavar="N", help="sentences of the test set")
             command.add_argument("--batch", type=int, default=4096, help="nmt's translate.batch_tokens")
-    args = parser.parse_args()
+    args = parser.parse_args(words)
     if args.split is None and args.act is not start:
         parser.error("give --split, the folder of the text")
     if args.peer and not (args.peers and args.drivers):
@@ -433,12 +443,8 @@ def main() -> None:
     if args.act is train and args.warmup < 1:
         parser.error("--warmup is at least 1: the clock starts at the end of an update")
     args.work = args.work.resolve()
-    args.work.mkdir(parents=True, exist_ok=True)
     args.out = args.out or args.work / f"{args.command}.jsonl"
-    with args.out.open("a") as file:
-        about = {"at": time.strftime("%Y-%m-%dT%H:%M:%S"), "machine": platform.platform(), "command": sys.argv[1:]}
-        file.write(json.dumps(about) + "\n")
-    args.act(args)
+    return args
 
 
 if __name__ == "__main__":
