@@ -352,7 +352,13 @@ def test_an_interrupted_doctor_leaves_neither_processes_nor_files(
 ) -> None:
     command = [sys.executable, "-m", "nmt", "doctor"]
     with subprocess.Popen(
-        command, cwd=clone, env=os.environ | {"TMPDIR": str(tmp_path)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        command,
+        cwd=clone,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        # What a shell starts in the background ignores Ctrl-C, and so would this.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         found = grown(process.pid, 2)
         process.send_signal(number)
