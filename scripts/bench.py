@@ -23,12 +23,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SRC = ROOT / "src"
 sys.path.insert(0, str(SRC))
+
+from nmt.launch import family  # noqa: E402  It loads no torch, whose pages would be shared with what is measured.
 
 SIZES = {
     # The peers' limit of 4,096 counts padded slots of the longer side; so many real tokens give equally many pairs.
@@ -95,8 +97,8 @@ def memory_of_children() -> Iterator[_Memory]:
     memory, ended = _Memory(), threading.Event()
 
     def watch() -> None:
-        while not ended.wait(2):  # More often would slow what is measured: a look walks through all of its pages.
-            memory.most = max(memory.most, sum(map(pss, descendants(os.getpid()))))
+        while not ended.wait(0.5):
+            memory.most = max(memory.most, sum(map(pss, family(os.getpid())[1:])))
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
@@ -105,22 +107,6 @@ def memory_of_children() -> Iterator[_Memory]:
     finally:
         ended.set()
         thread.join()
-
-
-def descendants(pid: int) -> list[int]:
-    """All processes below this one (Linux)."""
-    parents: dict[int, list[int]] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parents.setdefault(int(path.read_text().rpartition(")")[2].split()[1]), []).append(int(path.parent.name))
-        except OSError:
-            continue
-    found, unseen = [], [pid]
-    while unseen:
-        children = parents.get(unseen.pop(), [])
-        found += children
-        unseen += children
-    return found
 
 
 def pss(pid: int) -> float:
@@ -167,40 +153,49 @@ def environment(**more: str) -> dict[str, str]:
     return kept | {"PYTHONPATH": str(SRC)} | more
 
 
-def train_nmt(args: argparse.Namespace, processes: int, words: Sequence[str]) -> dict:
+def train_nmt(args: argparse.Namespace, processes: int, words: Sequence[str], *, exchange: bool = True) -> dict:
     """What `nmt train --processes N` does, as it does it, timed between the ends of updates."""
     report = args.work / "report.json"
-    command = [str(Path(__file__).resolve()), "_worker", str(report), str(args.warmup), "--fresh", *sets(words)]
-    code = f"import sys; from nmt.launch import launch; sys.exit(launch(sys.argv[1:], {processes}))"
-    last = sets([f"optim.max_steps={args.warmup + args.updates}"])
+    command = [str(Path(__file__).resolve()), "_worker", str(report), str(args.warmup), str(int(exchange))]
+    command += ["--fresh", *sets([*words, f"optim.max_steps={args.warmup + args.updates}"]), "--device", args.device]
     # A single process is launched too: it is a world of one, and gets all cores as threads.
-    subprocess.run([sys.executable, "-c", code, *command, *last], cwd=args.work, env=environment(), check=True)
+    code = f"import sys; from nmt.launch import launch; sys.exit(launch(sys.argv[1:], {processes}))"
+    subprocess.run([sys.executable, "-c", code, *command], cwd=args.work, env=environment(), check=True)
     return json.loads(report.read_text())
 
 
-def worker(report: Path, warmup: int, words: Sequence[str]) -> None:
-    """One process of the training: nmt's own command, with a clock at each update. The first one writes."""
+def worker(report: Path, warmup: int, exchange: bool, words: Sequence[str]) -> None:
+    """One process of the training: nmt's own command, with a clock at each update. The first one writes.
+
+    Without `exchange` DDP is told not to synchronise, which shows what the exchange of gradients takes.
+    """
     from nmt import training
     from nmt.cli import main
 
-    take_step, rows, since = training.train_step, [], time.perf_counter
+    take_step, rows = training.train_step, []
 
-    def timed(*given):
-        stats = take_step(*given)
-        rows.append((since(), stats))
-        if os.environ["RANK"] == "0" and len(rows) > warmup:
-            timed_rows, start = rows[warmup:], rows[warmup - 1][0]
-            seconds, tokens = rows[-1][0] - start, sum(stats.tokens for _, stats in timed_rows)
-            count = len(timed_rows)
-            parts = {f"s_{k}": round(sum(s.seconds[k] for _, s in timed_rows) / count, 4) for k in stats.seconds}
-            mean = {"padding": sum(s.padding for _, s in timed_rows) / count, "s_update": seconds / count}
-            report.write_text(
-                json.dumps({"tokens_s": tokens / seconds, "tokens_update": tokens / count, **mean, **parts})
+    def timed(trainer, *given):
+        alone = not exchange and trainer.world.size > 1
+        with trainer.parallel.no_sync() if alone else nullcontext():
+            stats = take_step(trainer, *given)
+        if trainer.world.device.type == "cuda":
+            stats.grad_norm.item()
+        rows.append((time.perf_counter(), stats))
+        if trainer.world.leads and len(rows) > warmup:
+            timed_rows = [stats for _, stats in rows[warmup:]]
+            seconds, tokens, count = (
+                rows[-1][0] - rows[warmup - 1][0],
+                sum(s.tokens for s in timed_rows),
+                len(timed_rows),
             )
+            found = {"tokens_s": tokens / seconds, "tokens_update": tokens / count, "s_update": seconds / count}
+            found["padding"] = sum(s.padding for s in timed_rows) / count
+            found |= {f"s_{k}": round(sum(s.seconds[k] for s in timed_rows) / count, 4) for k in stats.seconds}
+            report.write_text(json.dumps(found))
         return stats
 
     training.train_step = timed
-    sys.argv = ["nmt", "train", "--device", "cpu", *words]
+    sys.argv = ["nmt", "train", *words]
     main()
 
 
@@ -385,7 +380,7 @@ def start(args: argparse.Namespace) -> None:
     contestants: dict[str, Callable[[], dict]] = {"nmt --help": lambda: timed("--help")}
     if args.run:
         contestants["nmt translate, one line"] = lambda: timed("translate", "--run", str(args.run.resolve()))
-    print(*table(in_turns(contestants, args.rounds, args.out), "seconds", ["pss_mib"], compared=False), sep="\n")
+    print(*table(in_turns(contestants, args.rounds, args.out), "seconds", [], compared=False), sep="\n")
 
 
 # ── the command ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -393,7 +388,7 @@ def start(args: argparse.Namespace) -> None:
 
 def main() -> None:
     if sys.argv[1:2] == ["_worker"]:
-        worker(Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])
+        worker(Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "1", sys.argv[5:])
         return
     if sys.argv[1:2] == ["_decode"]:
         run, source, forced, batch, report = sys.argv[2:]
@@ -426,6 +421,7 @@ def parsed(words: Sequence[str]) -> argparse.Namespace:
         command.add_argument("--drivers", type=Path, metavar="FOLDER")
         command.add_argument("--with", dest="peer", nargs="*", default=[], metavar="PEER")
         if act is train:
+            command.add_argument("--device", default="cpu")
             command.add_argument("--updates", type=int, default=8)
             command.add_argument("--warmup", type=int, default=3)
             command.add_argument("--processes", type=int, nargs="*", default=[len(os.sched_getaffinity(0))])

@@ -9,61 +9,15 @@ works: they wait for each other's cores.
 """
 
 import argparse
-import json
 import os
 import statistics
-import subprocess
 import sys
-import time
-from collections.abc import Sequence
 from pathlib import Path
 
-from bench import ROOT, SIZES, encoded, environment, sets
-
-
-def measure(args: argparse.Namespace, processes: int, accumulate: int, exchange: bool, words: Sequence[str]) -> float:
-    """Real tokens a second of a few updates, over all processes."""
-    report = args.work / "scaling.json"
-    size = [f"optim.batch_tokens={args.tokens * processes * accumulate}", f"train.device_tokens={args.tokens}"]
-    given = [str(report), str(args.warmup), str(int(exchange)), "--device", args.device, "--fresh"]
-    given += sets([*words, *size, f"optim.max_steps={args.warmup + args.updates}"])
-    code = f"import sys; from nmt.launch import launch; sys.exit(launch(sys.argv[1:], {processes}))"
-    command = [sys.executable, "-c", code, str(Path(__file__).resolve()), "_worker", *given]
-    subprocess.run(command, cwd=args.work, env=environment(), check=True)
-    return float(json.loads(report.read_text())["tokens_s"])
-
-
-def worker(report: Path, warmup: int, exchange: bool, words: Sequence[str]) -> None:
-    """One process: nmt's own command with a clock, and with DDP told not to synchronise if that is asked for."""
-    from contextlib import nullcontext
-
-    from nmt import training
-    from nmt.cli import main
-
-    take_step, times, tokens = training.train_step, [], []
-
-    def timed(trainer, *given):
-        alone = not exchange and trainer.world.size > 1
-        with trainer.parallel.no_sync() if alone else nullcontext():
-            stats = take_step(trainer, *given)
-        if trainer.world.device.type == "cuda":
-            stats.grad_norm.item()
-        times.append(time.perf_counter())
-        tokens.append(stats.tokens)
-        if trainer.world.leads and len(times) > warmup:
-            rate = sum(tokens[warmup:]) / (times[-1] - times[warmup - 1])
-            report.write_text(json.dumps({"tokens_s": rate}))
-        return stats
-
-    training.train_step = timed
-    sys.argv = ["nmt", "train", *words]
-    main()
+from bench import ROOT, SIZES, encoded, train_nmt
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["_worker"]:
-        worker(Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "1", sys.argv[5:])
-        return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--split", type=Path, required=True, metavar="FOLDER")
     parser.add_argument("--src", default="en")
@@ -86,8 +40,9 @@ def main() -> None:
     found: dict[tuple[int, int, bool], list[float]] = {}
     for _ in range(args.rounds):
         for processes, accumulate in cases:
+            cut = [f"optim.batch_tokens={args.tokens * processes * accumulate}", f"train.device_tokens={args.tokens}"]
             for exchange in (True, False) if processes > 1 else (True,):
-                rate = measure(args, processes, accumulate, exchange, words)
+                rate = train_nmt(args, processes, [*words, *cut], exchange=exchange)["tokens_s"]
                 found.setdefault((processes, accumulate, exchange), []).append(rate)
                 print(
                     f"{processes} processes, {accumulate} micro-batches, exchange {exchange}: {rate:,.0f}",

@@ -24,8 +24,9 @@ from nmt import doctor, machine, pipeline, rehearsal, stages
 from nmt.cli import app
 from nmt.doctor import NASTY, Proof, judge_losses, judge_text, judge_translations
 from nmt.errors import DataError, NmtError
+from nmt.launch import family
 from nmt.model import Transformer
-from nmt.rehearsal import Bench, family
+from nmt.rehearsal import Bench
 from nmt.tokenizer import SPACE, Tokenizer
 from nmt.translation import Translation
 

@@ -21,7 +21,7 @@ MAP = {
             "translate_files", "translation", "scoring", "evaluation", "doctor", "rehearsal", "machine"},
     "doctor": {"rehearsal", "pipeline", "translation", "tokenizer", "provenance", "checkpoint", "machine",
                "distributed"},
-    "rehearsal": {"checkpoint"},
+    "rehearsal": {"checkpoint", "launch"},
     "stages": {"pipeline", "runs", "provenance", "corpus", "tokenizer", "dataset", "training", "distributed",
                "translate_files", "translation", "evaluation"},
     "runs": {"pipeline", "provenance", "sizes"},

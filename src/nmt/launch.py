@@ -4,6 +4,7 @@ They find each other by torchrun's environment variables. This process passes si
 them fails, says last which one it was and why, and leaves with that one's exit code.
 """
 
+import contextlib
 import ctypes
 import json
 import os
@@ -22,7 +23,6 @@ GRACE = 10.0
 
 LEAST, MOST = 256, 8
 """Tokens of an update, on either side, for which another process pays; processes beyond which memory would not."""
-
 
 QUOTA = Path("/sys/fs/cgroup/cpu.max")
 """Microseconds of computing that a container has (`docker run --cpus`), and of the time in which it has them."""
@@ -57,6 +57,15 @@ def processes_for(device: str, batch_tokens: int) -> int:
 def has_gpu(devices: Path) -> bool:
     """Whether a folder like /dev names a GPU, of whatever maker."""
     return any(True for name in GPUS for _ in devices.glob(name))
+
+
+def family(pid: int) -> list[int]:
+    """The process and all that it and its children have started, parents first."""
+    found = [pid]
+    for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += [one for child in tasks.read_text().split() for one in family(int(child))]
+    return found
 
 
 def launch(arguments: Sequence[str], processes: int) -> int:

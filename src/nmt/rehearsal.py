@@ -17,6 +17,7 @@ from pathlib import Path
 
 from nmt.checkpoint import saved_steps
 from nmt.errors import NmtError
+from nmt.launch import family
 
 STEPS, SAVE_EVERY = 48, 8
 TINY = (
@@ -95,15 +96,6 @@ class Bench:
         told = [line.strip() for line in log.split("\n") if any(map(str.isalpha, line))] or ["it said nothing"]
         ended = f"ended with {code}" if code >= 0 else f"was ended by signal {-code}, after {LIMIT} s at the latest"
         return NmtError(f"a training {ended}: {told[-1]}")
-
-
-def family(pid: int) -> list[int]:
-    """The process and all that it and its children have started, parents first."""
-    found = [pid]
-    for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            found += [one for child in tasks.read_text().split() for one in family(int(child))]
-    return found
 
 
 def read_losses(run: Path) -> list[float]:
