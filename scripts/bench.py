@@ -325,7 +325,8 @@ def decode_worker(run: Path, source: Path, forced: int, batch: int, report: Path
     peers = {"beam": 4, "alpha": 1.0, "length_penalty": "power", "patience": 1.0}
     settings = replace(read_config(run).translate, batch_tokens=batch, **peers)
     translator = Translator.load(run, settings, device="cpu")
-    lines, options = source.read_text(encoding="utf-8").split("\n")[:-1], Options(max_length=forced)
+    # The others count no eos: N tokens are N steps of the search, in which nmt finds N - 1 and eos.
+    lines, options = source.read_text(encoding="utf-8").split("\n")[:-1], Options(max_length=max(0, forced - 1))
     list(translator.stream(lines[:8], options))
     start = time.perf_counter()
     list(translator.stream(lines, options))
@@ -428,7 +429,7 @@ def parsed(words: Sequence[str]) -> argparse.Namespace:
         if act in (decode, start):
             command.add_argument("--run", type=Path, help="a finished run; without it decode takes random weights")
         if act is decode:
-            command.add_argument("--forced", type=int, default=0, metavar="N", help="every output has N tokens")
+            command.add_argument("--forced", type=int, default=0, metavar="N", help="every search has N steps")
             command.add_argument("--limit", type=int, default=1000, metavar="N", help="sentences of the test set")
             command.add_argument("--batch", type=int, default=4096, help="nmt's translate.batch_tokens")
     args = parser.parse_args(words)

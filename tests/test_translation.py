@@ -172,12 +172,29 @@ def test_blank_lines_stay_empty_and_the_model_is_not_asked(tokenizer):
     assert (counts.lines, counts.blank, counts.empty) == (5, 5, 0)
 
 
-@given(lengths=st.lists(st.integers(1, 50), max_size=40), rows=st.integers(1, 5), most=st.integers(1, 200))
-def test_every_line_is_in_one_batch_and_no_batch_is_larger_than_allowed(lengths, rows, most):
-    found = list(batches(lengths, rows, most))
+@given(
+    lengths=st.lists(st.integers(0, 50), max_size=150),
+    rows=st.integers(1, 5),
+    most=st.integers(1, 2000),
+    together=st.sampled_from([1, 4]),
+)
+def test_every_line_is_in_one_batch_and_no_batch_is_larger_than_allowed(lengths, rows, most, together):
+    found = batches(lengths, rows, most, together)
     assert sorted(i for batch in found for i in batch) == list(range(len(lengths)))
+    assert all(lengths[a] >= lengths[b] for a, b in itertools.pairwise(itertools.chain(*found)))
     for batch in found:
         assert len(batch) == 1 or len(batch) * max(lengths[i] for i in batch) * rows <= most
+    fewest = batches(lengths, rows, most)
+    assert len(fewest) <= len(found) <= max(len(fewest), min(len(fewest) + together - 1, len(lengths) // 16))
+
+
+@pytest.mark.parametrize(("sentences", "count"), [(1, 1), (31, 1), (32, 2), (70, 4), (300, 8), (1000, 16)])
+def test_batches_of_a_test_set_are_shared_equally_by_two_and_by_four(sentences, count):
+    lengths = [2 + place * 17 % 20 for place in range(sentences)]
+    found = batches(lengths, 4, 4096, 4)
+    assert len(found) == count
+    sizes = [len(batch) * (lengths[batch[0]] + 4) for batch in found]
+    assert max(sizes) < 1.7 * min(sizes)
 
 
 def test_a_stream_answers_a_line_before_the_next_one_comes(tokenizer):

@@ -4,8 +4,10 @@ Pure functions of numbers. What an update holds depends on the lengths, `optim.b
 alone; `train.device_tokens` and the number of processes only cut it. So one YAML file is one experiment anywhere.
 """
 
+import itertools
 import math
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +22,12 @@ Numbers = npt.NDArray[np.int64]
 
 POOL = 2**17
 """Pairs of a shuffled pool that are sorted by length together; bounds memory and keeps a large epoch mixed."""
+
+FEWEST = 16
+"""Sentences of a batch of translation that is not made smaller: fewer rows would waste a step's products."""
+
+BESIDES = 4
+"""What a sentence costs in translation besides its length, in tokens: measured, small model, 2 cores."""
 
 
 def by_length(src_lengths: Numbers, tgt_lengths: Numbers) -> Numbers:
@@ -143,14 +151,26 @@ def padding_share(micro_batches: Sequence[Numbers], src_lengths: Numbers, tgt_le
     return 1 - real / slots if slots else 0.0
 
 
-def batches(lengths: Sequence[int], rows: int, most: int) -> Iterator[list[int]]:
+def batches(lengths: Sequence[int], rows: int, most: int, together: int = 1) -> list[list[int]]:
     """The places of all lengths, the longest first, in batches whose count × longest × `rows` is at most `most`.
 
     What is alone too large is a batch of its own. The longest come first, so that what does not fit shows at once.
+    Their number is a multiple of `together` where each batch still has FEWEST lengths, and they are about equally
+    large: so those who work on them are done at the same time, however few batches there are.
     """
-    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
-    start = 0
-    while start < len(order):
-        size = max(1, most // max(1, lengths[order[start]] * rows))
-        yield order[start : start + size]
-        start += size
+    order = sorted(range(len(lengths)), key=lambda place: -lengths[place])
+
+    def cuts(limit: int) -> list[int]:
+        starts = [0]
+        while starts[-1] < len(order):
+            longest = max(1, lengths[order[starts[-1]]])
+            fit = min(most // (longest * rows), limit // (longest + BESIDES))
+            starts.append(min(starts[-1] + max(1, fit), len(order)))
+        return starts
+
+    whole = sum(length + BESIDES for length in lengths) + most
+    needed = len(cuts(whole)) - 1
+    wanted = max(needed, min(-(-needed // together) * together, len(order) // FEWEST))
+    # The smallest limit with so few batches is the one that makes them equal.
+    limit = bisect_left(range(whole), True, key=lambda limit: len(cuts(limit)) - 1 <= wanted)
+    return [order[start:end] for start, end in itertools.pairwise(cuts(limit))]

@@ -5,9 +5,10 @@ import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -112,6 +113,12 @@ class _Part(NamedTuple):
 
 _Found = tuple[_Part, list[Hypothesis]]
 
+Share = Callable[[int, Callable[[int], Any]], Iterator[tuple[int, Any]]]
+"""Has so many tasks done by several processes; gives each one's number and its result, in any order, as JSON has it."""
+
+TOGETHER = 4
+"""Batches come in such multiples on a CPU, where processes share them. So one, two or four have equal work."""
+
 
 @dataclass
 class Counts:
@@ -165,9 +172,13 @@ class Translator:
         normaliser: Normaliser,
         config: Config,
         device: torch.device | str = "cpu",
+        share: Share | None = None,
     ) -> None:
-        """`model` is on `device` already, and in evaluation mode whenever it is asked to translate."""
-        self.model, self.normaliser, self.device = model, normaliser, torch.device(device)
+        """`model` is on `device` already, and in evaluation mode whenever it is asked to translate.
+
+        All processes that `share` one translation call it with the same lines, and get the same texts.
+        """
+        self.model, self.normaliser, self.device, self.share = model, normaliser, torch.device(device), share
         self.src_tokenizer, self.tgt_tokenizer = src_tokenizer, tgt_tokenizer
         self.src, self.tgt, self.settings = config.data.src, config.data.tgt, config.translate
         self.joint = "" if normaliser.han[self.tgt] else " "
@@ -199,19 +210,6 @@ class Translator:
     def translate(self, lines: Sequence[str]) -> list[str]:
         """The translation of each line."""
         return [best.text for best, *_ in self.stream(lines)]
-
-    def deal(self, lines: Sequence[str], shares: int) -> list[list[int]]:
-        """The places of the lines, in whole batches and in turn, for so many translators that share the work.
-
-        Each of them makes the same batches of its lines as one translator would make of all (lines that are
-        translated in parts excepted), so they get the same translations to the last bit.
-        """
-        dealt: list[list[int]] = [[] for _ in range(shares)]
-        firsts = [part for part in self._parts(lines, [[] for _ in lines], 0) if part.number == 0]
-        sizes = [len(part.src) for part in firsts]
-        for turn, batch in enumerate(batches(sizes, self.settings.beam, self.settings.batch_tokens)):
-            dealt[turn % shares] += [firsts[i].line for i in batch]
-        return [sorted(numbers) for numbers in dealt]
 
     def translate_nbest(self, lines: Sequence[str], options: Options) -> list[list[Translation]]:
         """For each line up to `options.n_best` translations, the best first."""
@@ -294,7 +292,8 @@ class Translator:
         """The parts in order, each with what was found for it."""
         found: list[list[Hypothesis]] = [[] for _ in parts]
         rows = 1 if options.sample else self.settings.beam
-        groups = list(batches([len(part.src) for part in parts], rows, self.settings.batch_tokens))
+        together = TOGETHER if self.device.type == "cpu" else 1
+        groups = batches([len(part.src) for part in parts], rows, self.settings.batch_tokens, together)
         for turn, results in self._search_groups([[parts[i] for i in group] for group in groups], options):
             for i, hyps in zip(groups[turn], results, strict=True):
                 found[i] = hyps
@@ -306,10 +305,11 @@ class Translator:
     ) -> Iterator[tuple[int, list[list[Hypothesis]]]]:
         """Each batch's place and what was found for its parts, in any order; on a CPU by several processes."""
         processes = min(len(groups), most_processes()) if self.device.type == "cpu" else 1
-        if processes <= 1:
+        share = self.share or (partial(share_out, processes=processes) if processes > 1 else None)
+        if share is None:
             yield from ((turn, self._search(group, options)) for turn, group in enumerate(groups))
             return
-        for turn, results in share_out(len(groups), lambda turn: self._search(groups[turn], options), processes):
+        for turn, results in share(len(groups), lambda turn: self._search(groups[turn], options)):
             yield turn, [[Hypothesis(tuple(tokens), *rest) for tokens, *rest in hyps] for hyps in results]
 
     @torch.no_grad()

@@ -1,17 +1,21 @@
 """How good a model is by now: loss and BLEU of the dev set, and which weights a training ends with."""
 
+import json
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from nmt import checkpoint
 from nmt.corpus import Normaliser
 from nmt.dataset import ParallelDataset
+from nmt.distributed import World
 from nmt.errors import NmtError
 from nmt.scoring import bleu
 from nmt.step import Trainer, dev_loss
@@ -61,22 +65,25 @@ class DevSet:
 def translate_dev(trainer: Trainer, dev: DevSet, sentences: int) -> tuple[float, list[str]]:
     """BLEU on raw text, and the translations, of the first `sentences`; every process translates a share.
 
-    They are shared out in whole batches, so that each sentence meets the neighbours that it would meet with one
-    process, and not even the rounding of its scores differs.
+    They are shared out in the batches that one process would make, so that each sentence meets the same neighbours,
+    and not even the rounding of its scores differs.
     """
     world, lines = trainer.world, dev.src[:sentences]
-    translator = Translator(trainer.model, *dev.tokenizers, dev.normaliser, trainer.config, world.device)
-    shares = translator.deal(lines, world.size)
+    share = partial(share_among, world) if world.size > 1 else None
+    translator = Translator(trainer.model, *dev.tokenizers, dev.normaliser, trainer.config, world.device, share)
     trainer.at("translating the dev set")
     trainer.model.eval()
-    mine = translator.translate([lines[number] for number in shares[world.rank]])
+    hyps = translator.translate(lines)
     trainer.model.train()
-    hyps = [""] * len(lines)
-    for numbers, text in zip(shares, world.gather("\n".join(mine).encode()), strict=True):
-        for number, hyp in zip(numbers, text.decode().split("\n"), strict=bool(numbers)):
-            hyps[number] = hyp
     score = bleu(hyps, [[ref] for ref in dev.tgt[:sentences]], trainer.config.data.tgt).value if world.leads else 0.0
     return world.from_leader([score])[0], hyps
+
+
+def share_among(world: World, tasks: int, work: Callable[[int], Any]) -> Iterator[tuple[int, Any]]:
+    """Each task's number and what `work` gives for it, done in turn by all processes and told to all as JSON."""
+    mine = [(task, work(task)) for task in range(world.rank, tasks, world.size)]
+    for theirs in world.gather(json.dumps(mine).encode()):
+        yield from json.loads(theirs)
 
 
 def validate(trainer: Trainer, dev: DevSet, progress: Progress, tracker: Tracker) -> Progress:
