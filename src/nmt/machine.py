@@ -13,6 +13,9 @@ import torch
 from nmt.launch import cores
 
 PACKAGES = ("nmt", "torch", "sentencepiece", "sacrebleu", "safetensors", "numpy")
+CPU = Path("/proc/cpuinfo")
+FAST_BFLOAT16 = ("amx_bf16", "avx512_bf16", "bf16")
+"""What Linux calls instructions that multiply bfloat16 faster than float32: two of x86, one of ARM."""
 SHARED_MEMORY = Path("/dev/shm")
 """What processes of one machine exchange large things through; containers often give it 64 MiB."""
 
@@ -24,6 +27,7 @@ def describe(device: torch.device) -> dict[str, Any]:
         "platform": platform.platform(),
         "cores": cores(),
         "threads": torch.get_num_threads(),
+        "bfloat16": fast_bfloat16(CPU),
         "memory": _memory(),
         "devices": gpus(),
         "backends": backends(),
@@ -39,6 +43,15 @@ def exact(device_type: str) -> dict[str, Any]:
     if device_type == "cpu":
         return {"expected": True, "why": "on a CPU, with the same numbers of processes and threads"}
     return {"expected": False, "why": f"some sums of {device_type} are taken in another order each time"}
+
+
+def fast_bfloat16(cpu: Path) -> str | None:
+    """The CPU's instructions for products of bfloat16, by a file like /proc/cpuinfo; None: none, or nobody knows."""
+    try:
+        words = set(cpu.read_text().split())
+    except OSError:
+        return None
+    return next((name for name in FAST_BFLOAT16 if name in words), None)
 
 
 def gpus() -> list[dict[str, Any]]:
@@ -63,6 +76,7 @@ def lines(facts: dict[str, Any]) -> list[str]:
         "versions": ", ".join(f"{name} {version or 'unknown'}" for name, version in versions.items()),
         "platform": facts["platform"],
         "cores": f"{facts['cores']} that this process may use, {facts['threads']} threads",
+        "bfloat16": f"fast on this CPU ({facts['bfloat16']})" if facts["bfloat16"] else "not faster on this CPU",
         "memory": f"{_gib(memory['total'])}, {_gib(memory['available'])} available",
         "GPUs": "; ".join(devices) or "none",
         "backends": ", ".join(f"{name} {'yes' if there else 'no'}" for name, there in facts["backends"].items()),

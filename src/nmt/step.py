@@ -5,6 +5,7 @@ Shapes: B sentences, S source tokens, T target tokens, D model width, V vocabula
 
 import contextlib
 import logging
+import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +28,13 @@ from nmt.sizes import training_flops
 log = logging.getLogger(__name__)
 
 PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
+"""What says how many products, each with its shapes, oneDNN and torch's door to it keep code for: 1024.
+
+In half precision a CPU's products are oneDNN's, and few micro-batches have the same shapes: what is kept for those that
+don't come again grows to a gigabyte. 64 are those of one. Read at the first such product.
+"""
 
 
 class Nowhere:
@@ -89,6 +97,9 @@ class Trainer:
         torch.manual_seed(config.optim.seed)
         model = Transformer(config.model, vocab_sizes[1], None if config.bpe.joint else vocab_sizes[0])
         model.to(world.device)
+        if world.device.type == "cpu" and config.optim.precision != "float32":
+            for cache in CACHES:
+                os.environ.setdefault(cache, "64")
         training_model = TrainingModel(model, config.optim.label_smoothing)
         optimizer = build_optimizer(model, config.optim)
         if config.train.compile:
