@@ -372,8 +372,8 @@ def test_an_interrupted_doctor_leaves_neither_processes_nor_files(
 # ── the command ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 VERSIONS = ["python", "nmt", "torch", "sentencepiece", "sacrebleu", "safetensors", "numpy"]
-KEYS = ["versions", "platform", "cores", "threads", "memory", "devices", "backends", "disk_free", "shared_memory",
-        "device", "exact", "recipe", "corpus", "direction", "proofs", "passed"]  # fmt: skip
+KEYS = ["versions", "platform", "cores", "threads", "bfloat16", "memory", "devices", "backends", "disk_free",
+        "shared_memory", "device", "exact", "recipe", "corpus", "direction", "proofs", "passed"]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -422,6 +422,21 @@ def test_the_cores_are_those_that_this_process_may_use() -> None:
         assert machine.describe(CPU)["cores"] == 1
     finally:
         os.sched_setaffinity(0, allowed)
+
+
+@pytest.mark.parametrize(
+    ("flags", "found"),
+    [
+        ("flags : fpu avx512f avx512_bf16 amx_bf16", "amx_bf16"),
+        ("flags : fpu avx512f avx512_bf16", "avx512_bf16"),
+        ("Features : fp asimd bf16", "bf16"),
+        ("flags : fpu avx2 xbf16x", None),
+    ],
+)
+def test_whether_a_cpu_is_fast_in_bfloat16_is_read_from_its_flags(tmp_path: Path, flags: str, found: str) -> None:
+    (tmp_path / "cpuinfo").write_text(f"processor : 0\n{flags}\n")
+    assert machine.fast_bfloat16(tmp_path / "cpuinfo") == found
+    assert machine.fast_bfloat16(tmp_path / "absent") is None
 
 
 @pytest.mark.slow

@@ -1,6 +1,9 @@
 """Training: one update however it is cut, going on to the same weights, and what a run folder holds."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +11,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from nmt import checkpoint, training, validation
+from nmt import checkpoint, machine, training, validation
 from nmt.batching import collate
 from nmt.config import BpeConfig, Config, EncodeConfig, load
 from nmt.dataset import encode_corpus, open_dataset
@@ -217,6 +220,36 @@ def test_a_training_in_bfloat16_keeps_float32_weights(paths, tmp_path):
     train_model(settings("optim.precision=bfloat16", "optim.max_steps=4"), at(paths, tmp_path / "bf16"), ALONE)
     loaded = weights(tmp_path / "bf16", 4)
     assert all(tensor.dtype == torch.float32 and tensor.isfinite().all() for tensor in loaded.values())
+
+
+MANY_SHAPES = """
+import resource, sys, torch
+torch.set_num_threads(1)
+from nmt.step import Trainer
+from tiny import ALONE, settings
+if sys.argv[1] == "bounded":
+    Trainer.build(settings("optim.precision=bfloat16"), ALONE, (340, 340))
+most = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+x, weight = torch.ones(700, 256, dtype=torch.bfloat16), torch.ones(256, 256, dtype=torch.bfloat16)
+before = most()
+for rows in range(100, 700):
+    torch.mm(x[:rows], weight)
+print(most() - before)
+"""
+
+
+@pytest.mark.skipif(machine.fast_bfloat16(machine.CPU) is None, reason="this CPU has no products of bfloat16")
+def test_memory_does_not_grow_with_each_shape_of_a_bfloat16_product():
+    grown = []
+    for word in ("bounded", "free"):
+        command = [sys.executable, "-c", MANY_SHAPES, word]
+        places = os.pathsep.join([str(Path(__file__).parent), str(Path(training.__file__).parents[1])])
+        clean = {name: value for name, value in os.environ.items() if not name.endswith("CACHE_CAPACITY")}
+        done = subprocess.run(
+            command, env=clean | {"PYTHONPATH": places}, check=True, timeout=300, capture_output=True, text=True
+        )
+        grown.append(float(done.stdout))
+    assert 2 * grown[0] < grown[1]
 
 
 def test_progress_is_plain_numbers_that_json_keeps():
