@@ -5,6 +5,7 @@ import io
 import itertools
 import json
 import logging
+import math
 import random
 import re
 import subprocess
@@ -23,7 +24,7 @@ from nmt.batching import batches
 from nmt.config import Config, DataConfig, EncodeConfig, ModelConfig, TranslateConfig, to_dict
 from nmt.corpus import Normaliser
 from nmt.errors import CheckpointError, ConfigError, DataError
-from nmt.model import Transformer
+from nmt.model import CachedDecoder, Transformer
 from nmt.search import beam_search, greedy_search
 from nmt.symbols import BOS, EOS, PAD
 from nmt.text import read_lines
@@ -505,6 +506,42 @@ def test_a_run_folder_is_all_that_a_translator_needs(tokenizer, run):
     greedy = nmt.Translator.load(run, replace(loaded.settings, beam=1), device="cpu")
     assert greedy.settings.beam == 1
     assert greedy.translate(ENGLISH) == make(tokenizer, dtype=torch.float32, tied=True, beam=1).translate(ENGLISH)
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_half_precision_scores_nearly_as_float32_does(run, precision):
+    plain = Translator.load(run, device="cpu")
+    half = Translator.load(run, replace(plain.settings, precision=precision), device="cpu")
+    assert {p.dtype for p in half.model.parameters()} == {getattr(torch, precision)}
+    for one, other in zip(plain.score_pairs(ENGLISH, CHINESE), half.score_pairs(ENGLISH, CHINESE), strict=True):
+        assert other == pytest.approx(one, rel=0.02)
+    for beam in (4, 1):
+        half.settings = replace(half.settings, beam=beam)
+        found = list(half.stream([*ENGLISH * 4, ""]))
+        assert found[-1][0].text == ""
+        assert len(found) == 4 * len(ENGLISH) + 1
+        assert all(math.isfinite(best.logp) for best, *_ in found)
+        assert found[: len(ENGLISH)] == found[len(ENGLISH) : 2 * len(ENGLISH)]
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+@pytest.mark.parametrize("count", [1, 3, 4, 5, 9])
+def test_sentences_that_are_computed_in_vain_change_nothing(tokenizer, beam, count):
+    model = make(tokenizer).model
+    generator = torch.Generator().manual_seed(count)
+    src_BS = torch.randint(4, 400, (count, 6), generator=generator)
+    src_BS[::2, 4:] = 0
+    limits = torch.randint(1, 9, (count,), generator=generator).tolist()
+    filled_BS = torch.cat([src_BS, src_BS[-1:].expand(-count % 4, -1)])
+    with torch.no_grad():
+        decoders = [
+            CachedDecoder(model, *model.encode(src_BS), beam),
+            CachedDecoder(model, *model.encode(filled_BS), beam, 4),
+        ]
+    found = [beam_search(decoder, limits, beam=beam, alpha=1.0) for decoder in decoders]
+    for one, other in zip(*found, strict=True):
+        assert [hyp.tokens for hyp in one] == [hyp.tokens for hyp in other]
+        assert [hyp.logp for hyp in one] == pytest.approx([hyp.logp for hyp in other], abs=1e-9)
 
 
 def test_a_folder_that_is_no_run_or_has_another_tokenizer_is_refused(run, tmp_path):

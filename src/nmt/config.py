@@ -416,6 +416,8 @@ class TranslateConfig:
     """Source tokens times beam, padding included, that are decoded together."""
     max_input: int = 512
     """Tokens of the longest input that is translated whole; a longer one is split at its sentence ends."""
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Of a finished model's weights and products in translation; while training, the dev set's is float32."""
 
     def __post_init__(self) -> None:
         _check(

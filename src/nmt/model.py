@@ -314,7 +314,10 @@ class Transformer(nn.Module):
     @torch.no_grad()
     def decoder(self, src_BS: Tensor, beam: int) -> "CachedDecoder":
         """A decoder that takes one token at a time, `beam` adjacent rows for each source; see nmt.search.Decoder."""
-        return CachedDecoder(self, *self.encode(src_BS), beam)
+        half = self.embedding.weight.dtype.itemsize == 2
+        multiple = SENTENCES if half and src_BS.device.type == "cpu" else 1
+        src_BS = torch.cat([src_BS, src_BS[-1:].expand(-len(src_BS) % multiple, -1)])
+        return CachedDecoder(self, *self.encode(src_BS), beam, multiple)
 
 
 def initialise(module: nn.Module) -> None:
@@ -337,15 +340,23 @@ def initialise(module: nn.Module) -> None:
             nn.init.uniform_(matrix, -1 / math.sqrt(matrix.shape[1]), 1 / math.sqrt(matrix.shape[1]))
 
 
+SENTENCES = 8
+"""In half precision a CPU decodes multiples of so many sentences: oneDNN makes new code for each number of rows."""
+
+
 class CachedDecoder:
     """Keeps the keys and values of the source, and of all tokens so far, once for each sentence.
 
     The W rows of a sentence ask as if they were tokens of one text: about its source, and about all that its rows have
-    said. A mask shows to each row what it goes on from; when rows change places, that alone is put in order.
+    said. A mask shows to each row what it goes on from; when rows change places, that alone is put in order. There are
+    always a `multiple` of sentences; what nobody has asked for stands at the end, and is computed in vain.
     """
 
-    def __init__(self, model: Transformer, memory_BSD: Tensor, mask_B11S: Tensor | None, beam: int) -> None:
-        self.model, self.beam, self.length = model, beam, 0
+    def __init__(
+        self, model: Transformer, memory_BSD: Tensor, mask_B11S: Tensor | None, beam: int, multiple: int = 1
+    ) -> None:
+        self.model, self.beam, self.length, self.multiple = model, beam, 0, multiple
+        self.asked = len(memory_BSD)
         self.mask_B11S = mask_B11S
         self.layers = [cast(DecoderLayer, layer) for layer in model.decoder_layers]
         self.cross = [layer.cross_attention.keys_values(memory_BSD) for layer in self.layers]
@@ -366,6 +377,8 @@ class CachedDecoder:
     @torch.no_grad()
     def step(self, last_R: Tensor) -> Tensor:
         """Scores [R, V] of the token after `last_R`."""
+        wanted, rows = len(last_R), len(self.cross[0][0]) * self.beam
+        last_R = F.pad(last_R, (0, rows - wanted))
         # The rows of a sentence begin equal, so the first step is worked out for one of them.
         last_BW = last_R.view(-1, self.beam)[:, : self.beam if self.length else 1]
         B, W = last_BW.shape
@@ -382,14 +395,17 @@ class CachedDecoder:
             )
         self.length += 1
         logits_BWV = self.model.logits(self.model.decoder_norm(x_BWD))
-        return logits_BWV.expand(-1, self.beam, -1).flatten(0, 1)
+        return logits_BWV.expand(-1, self.beam, -1).flatten(0, 1)[:wanted]
 
     @torch.no_grad()
     def select(self, rows_R: Tensor) -> None:
         """Go on with these rows; a sentence's rows stay together, and it leaves when none of them is named."""
+        before, self.asked = self.asked, len(rows_R) // self.beam
+        filled = -(-self.asked // self.multiple) * self.multiple
+        rows_R = torch.cat([rows_R, torch.arange(len(rows_R), filled * self.beam, device=rows_R.device)])
         self.history_RTW = self.history_RTW[rows_R]
         from_B = rows_R[:: self.beam] // self.beam
-        if len(from_B) < len(self.cross[0][0]):
+        if self.asked < before:
             # Only sentences that take the place of another are copied: the search lets the rest stay where they are.
             to_N = (from_B != torch.arange(len(from_B), device=from_B.device)).nonzero().squeeze(1)
             masks = [] if self.mask_B11S is None else [self.mask_B11S]

@@ -205,7 +205,8 @@ class Translator:
                     f"{run / 'tokenizer'}: {tokenizer.name} has {len(tokenizer):,} pieces, but the model has "
                     f"{embedding.num_embeddings:,}; put back the tokenizer that the run was trained with."
                 )
-        return cls(model.to(place), *tokenizers, Normaliser.load(run / "normalisation.json"), config, place)
+        model.to(place, getattr(torch, config.translate.precision))
+        return cls(model, *tokenizers, Normaliser.load(run / "normalisation.json"), config, place)
 
     def translate(self, lines: Sequence[str]) -> list[str]:
         """The translation of each line."""
@@ -402,8 +403,9 @@ class Translator:
         """The summed log-probability of each row of out_BT, a few positions at a time: V logits each are large."""
         real_BT = out_BT != PAD
         hidden_ND, token_N = self.model(src_BS, in_BT)[real_BT], out_BT[real_BT]
+        exact = torch.promote_types(hidden_ND.dtype, torch.float32)
         logp_N = torch.cat([
-            torch.log_softmax(self.model.logits(hidden), dim=1).gather(1, token[:, None]).squeeze(1)
+            torch.log_softmax(self.model.logits(hidden), dim=1, dtype=exact).gather(1, token[:, None]).squeeze(1)
             for hidden, token in zip(torch.split(hidden_ND, 256), torch.split(token_N, 256), strict=True)
         ])  # fmt: skip
         return torch.zeros_like(out_BT, dtype=logp_N.dtype).masked_scatter(real_BT, logp_N).sum(1)
