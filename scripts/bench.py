@@ -13,6 +13,7 @@ the environment of a peer; drivers run it through its own entry points. Results 
 """
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -246,8 +247,9 @@ def train(args: argparse.Namespace) -> None:
     """Updates of a training: nmt as its command does them, peers by their own commands."""
     _, words = encoded(args, args.size)
     contestants: dict[str, Callable[[], dict]] = {}
-    for processes in args.processes:
-        contestants[f"nmt, {processes} processes"] = lambda processes=processes: train_nmt(args, processes, words)
+    for precision, processes in itertools.product(args.precision, args.processes):
+        name, given = f"nmt, {processes} processes, {precision}", [*words, f"optim.precision={precision}"]
+        contestants[name] = lambda processes=processes, given=given: train_nmt(args, processes, given)
     if args.peer:
         prepare_peers(args)
     for name in args.peer:
@@ -272,7 +274,9 @@ def decode(args: argparse.Namespace) -> None:
         converted = args.work / "ctranslate2"
         python = str(args.peers / "hf" / "bin" / "python")
         subprocess.run([python, str(ROOT / "scripts" / "to_ctranslate2.py"), str(run), str(converted)], check=True)
-    contestants: dict[str, Callable[[], dict]] = {"nmt": lambda: decode_nmt(args, run, source, len(lines))}
+    contestants: dict[str, Callable[[], dict]] = {}
+    for precision in args.precision:
+        contestants[f"nmt, {precision}"] = lambda precision=precision: decode_nmt(args, run, source, precision)
     for name in args.peer:
         contestants[name] = lambda name=name: decode_peer(args, name, pieces, converted)
     found = in_turns(contestants, args.rounds, args.out)
@@ -301,9 +305,9 @@ def cut_into_pieces(run: Path, lines: Sequence[str], language: str, out: Path) -
     out.write_text("".join(" ".join(row) + "\n" for row in rows), encoding="utf-8")
 
 
-def decode_nmt(args: argparse.Namespace, run: Path, source: Path, count: int) -> dict:
-    report = args.work / "report.json"
-    words = [str(run), str(source), str(args.forced), str(args.batch), str(report)]
+def decode_nmt(args: argparse.Namespace, run: Path, source: Path, precision: str) -> dict:
+    report, count = args.work / "report.json", source.read_bytes().count(b"\n")
+    words = [str(run), str(source), str(args.forced), str(args.batch), precision, str(report)]
     command = [sys.executable, str(Path(__file__).resolve()), "_decode", *words]
     subprocess.run(command, env=environment(), check=True, cwd=args.work)
     return _rates(json.loads(report.read_text())["seconds"], count, args.forced)
@@ -314,7 +318,7 @@ def _rates(seconds: float, sentences: int, forced: int) -> dict:
     return found | ({"tokens_s": sentences * forced / seconds} if forced else {})
 
 
-def decode_worker(run: Path, source: Path, forced: int, batch: int, report: Path) -> None:
+def decode_worker(run: Path, source: Path, forced: int, batch: int, precision: str, report: Path) -> None:
     """Load, translate a few lines, then all of them by the clock."""
     from dataclasses import replace
 
@@ -323,7 +327,7 @@ def decode_worker(run: Path, source: Path, forced: int, batch: int, report: Path
 
     # The rule to stop and the length penalty that the peers have.
     peers = {"beam": 4, "alpha": 1.0, "length_penalty": "power", "patience": 1.0}
-    settings = replace(read_config(run).translate, batch_tokens=batch, **peers)
+    settings = replace(read_config(run).translate, batch_tokens=batch, precision=precision, **peers)
     translator = Translator.load(run, settings, device="cpu")
     # The others count no eos: N tokens are N steps of the search, in which nmt finds N - 1 and eos.
     lines, options = source.read_text(encoding="utf-8").split("\n")[:-1], Options(max_length=max(0, forced - 1))
@@ -392,8 +396,8 @@ def main() -> None:
         worker(Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "1", sys.argv[5:])
         return
     if sys.argv[1:2] == ["_decode"]:
-        run, source, forced, batch, report = sys.argv[2:]
-        decode_worker(Path(run), Path(source), int(forced), int(batch), Path(report))
+        run, source, forced, batch, precision, report = sys.argv[2:]
+        decode_worker(Path(run), Path(source), int(forced), int(batch), precision, Path(report))
         return
     args = parsed(sys.argv[1:])
     args.work.mkdir(parents=True, exist_ok=True)
@@ -421,6 +425,8 @@ def parsed(words: Sequence[str]) -> argparse.Namespace:
         command.add_argument("--peers", type=Path, metavar="VENVS")
         command.add_argument("--drivers", type=Path, metavar="FOLDER")
         command.add_argument("--with", dest="peer", nargs="*", default=[], metavar="PEER")
+        if act in (train, decode):
+            command.add_argument("--precision", nargs="+", default=["float32"], help="of nmt: float32, bfloat16")
         if act is train:
             command.add_argument("--device", default="cpu")
             command.add_argument("--updates", type=int, default=8)
