@@ -64,17 +64,16 @@ def in_turns(contestants: dict[str, Callable[[], dict]], rounds: int, out: Path)
     return found
 
 
-def table(found: dict[str, list[dict]], main: str, columns: Sequence[str], *, compared: bool = True) -> Iterator[str]:
-    """A Markdown table: medians, and if contestants are compared the ratio of the first to each, round by round."""
-    several = compared and len(found) > 1
-    yield "| | " + " | ".join([main, *([f"nmt's {main} over it"] if several else []), *columns]) + " |"
-    yield "| --- " * (len(columns) + 2 + several) + "|"
-    ours = [result[main] for result in next(iter(found.values()))]
+def table(found: dict[str, list[dict]], main: str, columns: Sequence[str]) -> Iterator[str]:
+    """A Markdown table: medians, and each contestant's rate over that of each peer, round by round."""
+    peers = {name: rates for name, rates in found.items() if not name.startswith("nmt")}
+    yield "| | " + " | ".join([main, *(f"over {name}" for name in peers), *columns]) + " |"
+    yield "| --- " * (1 + 1 + len(peers) + len(columns)) + "|"
     for name, results in found.items():
-        values = [result[main] for result in results]
-        cells = [spread(values)]
-        if several:
-            cells.append(spread([one / other for one, other in zip(ours, values, strict=True)]))
+        cells = [spread([result[main] for result in results])]
+        for peer, rates in peers.items():
+            ratios = [one[main] / other[main] for one, other in zip(results, rates, strict=True)]
+            cells.append("" if peer == name else spread(ratios))
         for column in columns:
             cells.append(_short(statistics.median(r[column] for r in results)) if column in results[0] else "")
         yield f"| {name} | " + " | ".join(cells) + " |"
@@ -385,7 +384,7 @@ def start(args: argparse.Namespace) -> None:
     contestants: dict[str, Callable[[], dict]] = {"nmt --help": lambda: timed("--help")}
     if args.run:
         contestants["nmt translate, one line"] = lambda: timed("translate", "--run", str(args.run.resolve()))
-    print(*table(in_turns(contestants, args.rounds, args.out), "seconds", [], compared=False), sep="\n")
+    print(*table(in_turns(contestants, args.rounds, args.out), "seconds", []), sep="\n")
 
 
 # ── the command ─────────────────────────────────────────────────────────────────────────────────────────────────────
