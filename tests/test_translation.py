@@ -513,6 +513,7 @@ def test_half_precision_scores_nearly_as_float32_does(run, precision):
     plain = Translator.load(run, device="cpu")
     half = Translator.load(run, replace(plain.settings, precision=precision), device="cpu")
     assert {p.dtype for p in half.model.parameters()} == {getattr(torch, precision)}
+    assert {b.dtype for b in half.model.buffers()} == {torch.float32}
     for one, other in zip(plain.score_pairs(ENGLISH, CHINESE), half.score_pairs(ENGLISH, CHINESE), strict=True):
         assert other == pytest.approx(one, rel=0.02)
     for beam in (4, 1):

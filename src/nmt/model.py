@@ -130,9 +130,10 @@ class Attention(nn.Module):
             key_BHSK, value_BHSK = (kv.repeat_interleave(self.heads // self.kv_heads, 1) for kv in keys_values)
         if maps is None:
             dropout = self.dropout if self.training else 0.0
+            # A decoder may keep its keys more exactly than it asks.
             found_BHTK = F.scaled_dot_product_attention(
-                query_BHTK, key_BHSK, value_BHSK, mask_B11S, dropout_p=dropout, is_causal=causal
-            )
+                query_BHTK.to(key_BHSK.dtype), key_BHSK, value_BHSK, mask_B11S, dropout_p=dropout, is_causal=causal
+            ).to(query_BHTK.dtype)
         else:
             weights_BHTS = attention_weights(query_BHTK, key_BHSK, mask_B11S, causal=causal)
             maps.append(weights_BHTS)
@@ -359,7 +360,11 @@ class CachedDecoder:
         self.asked = len(memory_BSD)
         self.mask_B11S = mask_B11S
         self.layers = [cast(DecoderLayer, layer) for layer in model.decoder_layers]
-        self.cross = [layer.cross_attention.keys_values(memory_BSD) for layer in self.layers]
+        # Attention of so few rows takes a CPU twice as long in half precision as in float32.
+        half_on_cpu = memory_BSD.dtype.itemsize == 2 and memory_BSD.device.type == "cpu"
+        kept = torch.float32 if half_on_cpu else memory_BSD.dtype
+        cross = (layer.cross_attention.keys_values(memory_BSD) for layer in self.layers)
+        self.cross = [(key_BGSK.to(kept), value_BGSK.to(kept)) for key_BGSK, value_BGSK in cross]
         key_BGSK = self.cross[0][0]
         B, G, _, K = key_BGSK.shape
         # Of each layer the keys and the values, with room for T tokens of each row.

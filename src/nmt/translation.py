@@ -205,7 +205,9 @@ class Translator:
                     f"{run / 'tokenizer'}: {tokenizer.name} has {len(tokenizer):,} pieces, but the model has "
                     f"{embedding.num_embeddings:,}; put back the tokenizer that the run was trained with."
                 )
-        model.to(place, getattr(torch, config.translate.precision))
+        model.to(place)
+        for weight in model.parameters():  # Positions stay float32: in half precision those beyond 256 are not apart.
+            weight.data = weight.data.to(getattr(torch, config.translate.precision))
         return cls(model, *tokenizers, Normaliser.load(run / "normalisation.json"), config, place)
 
     def translate(self, lines: Sequence[str]) -> list[str]:
