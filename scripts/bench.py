@@ -1,9 +1,9 @@
 """How fast nmt is, and its peers on the same work, in turns: training, decoding, preparation, start-up.
 
-    scripts/bench.py train --size small --split FOLDER [--peers VENVS --drivers FOLDER --with marian fairseq ...]
-    scripts/bench.py decode --run RUN --split FOLDER [...]
-    scripts/bench.py prepare --split FOLDER
-    scripts/bench.py start --run RUN
+    python scripts/bench.py train --size small --split FOLDER [--peers VENVS --drivers FOLDER --with marian fairseq ...]
+    python scripts/bench.py decode --run RUN --split FOLDER [...]
+    python scripts/bench.py prepare --split FOLDER
+    python scripts/bench.py start --run RUN
 
 FOLDER has train, dev and test as line-aligned text (`--src en --tgt zh` are the ends of their names). Each round runs
 every contestant once, nmt first; the table has medians over the rounds with the smallest and the largest. Tokens are
@@ -434,12 +434,14 @@ def parsed(words: Sequence[str]) -> argparse.Namespace:
         if act in (decode, start):
             command.add_argument("--run", type=Path, help="a finished run; without it decode takes random weights")
         if act is decode:
-            command.add_argument("--forced", type=int, default=0, metavar="N", help="every search has N steps")
+            command.add_argument("--forced", type=int, default=0, metavar="N", help="every search has at most N steps")
             command.add_argument("--limit", type=int, default=1000, metavar="N", help="sentences of the test set")
             command.add_argument("--batch", type=int, default=4096, help="nmt's translate.batch_tokens")
     args = parser.parse_args(words)
     if args.split is None and args.act is not start:
         parser.error("give --split, the folder of the text")
+    if args.act is decode and args.forced == 1:
+        parser.error("--forced is at least 2: one step is eos")
     if args.peer and not (args.peers and args.drivers):
         parser.error("--with needs --peers and --drivers")
     if args.act is train and args.warmup < 1:

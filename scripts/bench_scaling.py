@@ -1,6 +1,6 @@
 """What more processes give: tokens a second, the share of the time that goes into exchanging gradients, accumulation.
 
-    scripts/bench_scaling.py --split FOLDER [--size small] [--processes 1 2 4 8] [--tokens 1024] [--device cpu]
+    python scripts/bench_scaling.py --split FOLDER [--size small] [--processes 1 2 4 8] [--tokens 1024] [--device cpu]
 
 Each process computes micro-batches of `--tokens`, so an update grows with the processes (weak scaling); `--accumulate`
 says how many micro-batches each has in an update. Every case runs with and without the exchange, in turns; what the

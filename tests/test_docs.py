@@ -89,7 +89,9 @@ def shell_commands(page: str) -> list[list[str]]:
 def inline_commands(page: str) -> list[list[str]]:
     """Commands in the prose that are whole: with an option, and without a word in capitals that stands for others."""
     found = [
-        list(commands(span)) for span in spans(page) if re.match(r"(nmt|make|torchrun|scripts/bench.py) .*-", span)
+        list(commands(span))
+        for span in spans(page)
+        if re.match(r"(nmt|make|torchrun|python scripts/bench.py) .*-", span)
     ]
     return [
         words for several in found for words in several if not any(re.search(r"\b[A-Z]+\b", word) for word in words)
@@ -110,8 +112,8 @@ def check(words: list[str]) -> None:
         check_nmt(parsed.training_script_args)
     elif program == "nmt":
         check_nmt(rest)
-    elif program == "scripts/bench.py":
-        runpy.run_path(str(ROOT / program))["parsed"](rest)
+    elif words[:2] == ["python", "scripts/bench.py"]:
+        runpy.run_path(str(ROOT / words[1]))["parsed"](words[2:])
     else:
         assert program in OTHER_PROGRAMS, words
 

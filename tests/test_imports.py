@@ -30,7 +30,8 @@ MAP = {
     # ── the street ──
     "training": {"validation", "watch", "launch", "step", "dataset", "batching", "checkpoint", "tracking",
                  "distributed", "provenance", "tokenizer", "corpus", "sizes"},
-    "validation": {"step", "dataset", "checkpoint", "tracking", "translation", "scoring", "tokenizer", "corpus"},
+    "validation": {"step", "dataset", "checkpoint", "tracking", "translation", "scoring", "tokenizer", "corpus",
+                   "distributed"},
     "watch": {"step", "batching", "distributed"},
     "step": {"batching", "dataset", "distributed", "loss", "model", "optimizer", "sizes"},
     "evaluation": {"scoring"},

@@ -238,7 +238,7 @@ print(most() - before)
 """
 
 
-@pytest.mark.skipif(machine.fast_bfloat16(machine.CPU) is None, reason="this CPU has no products of bfloat16")
+@pytest.mark.skipif(machine.fast_bfloat16(machine.CPU_INFO) is None, reason="this CPU has no products of bfloat16")
 def test_memory_does_not_grow_with_each_shape_of_a_bfloat16_product():
     grown = []
     for word in ("bounded", "free"):

@@ -24,7 +24,7 @@ from nmt.batching import batches
 from nmt.config import Config, DataConfig, EncodeConfig, ModelConfig, TranslateConfig, to_dict
 from nmt.corpus import Normaliser
 from nmt.errors import CheckpointError, ConfigError, DataError
-from nmt.model import CachedDecoder, Transformer
+from nmt.model import CachedDecoder, Transformer, filled
 from nmt.search import beam_search, greedy_search
 from nmt.symbols import BOS, EOS, PAD
 from nmt.text import read_lines
@@ -525,6 +525,29 @@ def test_half_precision_scores_nearly_as_float32_does(run, precision):
         assert found[: len(ENGLISH)] == found[len(ENGLISH) : 2 * len(ENGLISH)]
 
 
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [{}, {"position": "rope", "kv_heads": 2}, {"position": "learned"}, {"norm": "pre"}])
+def test_a_decoder_in_half_precision_follows_the_one_in_float32(tokenizer, precision, shape):
+    exact, half = (make(tokenizer, dtype=torch.float32, model=shape, tied=True).model for _ in range(2))
+    for weight in half.parameters():
+        weight.data = weight.data.to(precision)
+    generator = torch.Generator().manual_seed(4)
+    src_BS = torch.randint(4, 400, (9, 6), generator=generator)
+    decoders, order = [model.decoder(src_BS, 2) for model in (exact, half)], torch.arange(18)
+    for leaving in (0, 0, 4, 2, 2, 0, 1) * 3:
+        if len(order) == 2:
+            break
+        token_R = torch.randint(4, 400, (len(order),), generator=generator)
+        one, other = (decoder.step(token_R).float().log_softmax(1) for decoder in decoders)
+        assert other.shape == one.shape
+        assert (one.exp() - other.exp()).abs().max() < 0.02
+        sentences = len(order) // 2 - leaving
+        order = torch.arange(2 * sentences)
+        order[:2] = torch.tensor([1, 0])
+        for decoder in decoders:
+            decoder.select(order)
+
+
 @pytest.mark.parametrize("beam", [1, 3])
 @pytest.mark.parametrize("count", [1, 3, 4, 5, 9])
 def test_sentences_that_are_computed_in_vain_change_nothing(tokenizer, beam, count):
@@ -533,7 +556,8 @@ def test_sentences_that_are_computed_in_vain_change_nothing(tokenizer, beam, cou
     src_BS = torch.randint(4, 400, (count, 6), generator=generator)
     src_BS[::2, 4:] = 0
     limits = torch.randint(1, 9, (count,), generator=generator).tolist()
-    filled_BS = torch.cat([src_BS, src_BS[-1:].expand(-count % 4, -1)])
+    assert [filled(n, 4) for n in (1, 2, 3, 4, 5, 9)] == [1, 2, 4, 4, 8, 12]
+    filled_BS = torch.cat([src_BS, src_BS[-1:].expand(filled(count, 4) - count, -1)])
     with torch.no_grad():
         decoders = [
             CachedDecoder(model, *model.encode(src_BS), beam),

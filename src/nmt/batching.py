@@ -24,7 +24,7 @@ POOL = 2**17
 """Pairs of a shuffled pool that are sorted by length together; bounds memory and keeps a large epoch mixed."""
 
 FEWEST = 16
-"""Sentences of a batch of translation that is not made smaller: fewer rows would waste a step's products."""
+"""Sentences of a batch, on average, that are not made fewer to have more batches: few rows waste a step's products."""
 
 BESIDES = 4
 """What a sentence costs in translation besides its length, in tokens: measured, small model, 2 cores."""
@@ -155,8 +155,8 @@ def batches(lengths: Sequence[int], rows: int, most: int, together: int = 1) -> 
     """The places of all lengths, the longest first, in batches whose count × longest × `rows` is at most `most`.
 
     What is alone too large is a batch of its own. The longest come first, so that what does not fit shows at once.
-    Their number is a multiple of `together` where each batch still has FEWEST lengths, and they are about equally
-    large: so those who work on them are done at the same time, however few batches there are.
+    Their number is a multiple of `together` where they still have FEWEST lengths on average, and they are about
+    equally large: so those who work on them are done at the same time, however few batches there are.
     """
     order = sorted(range(len(lengths)), key=lambda place: -lengths[place])
 

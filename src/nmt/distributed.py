@@ -103,6 +103,17 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
     return device
 
 
+def bound_kernels(device: torch.device, precision: str, count: int) -> None:
+    """Let a CPU keep the code of `count` products in half precision, each with its shapes, and not of 1024.
+
+    oneDNN makes it anew for each shape. Few micro-batches have the same shapes, so what is kept for those that never
+    come again grows to a gigabyte. Read at the first such product; what the user's environment says stays.
+    """
+    if device.type == "cpu" and precision != "float32":
+        for cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+            os.environ.setdefault(cache, str(count))
+
+
 def is_launched() -> bool:
     """Whether torchrun, or something with its manners, started this process."""
     return "WORLD_SIZE" in os.environ

@@ -157,8 +157,9 @@ def prove_decode(translate: Translate, lines: Sequence[str]) -> Proof:
 
 def at_batch(run: Path, device: str, lines: Sequence[str], size: int) -> list[Translation]:
     """The lines' translations by a run, `size` lines in each batch."""
-    settings = replace(read_config(run).translate, batch_tokens=1 if size == 1 else 1 << 30)
+    settings = replace(read_config(run).translate, batch_tokens=1 if size == 1 else 1 << 30, precision="float32")
     translator = Translator.load(run, settings, device=device)
+    translator.together = 1
     return [best for best, *_ in translator.stream(lines, Options(max_length=MOST_TOKENS), window=size)]
 
 

@@ -13,7 +13,8 @@ import torch
 from nmt.launch import cores
 
 PACKAGES = ("nmt", "torch", "sentencepiece", "sacrebleu", "safetensors", "numpy")
-CPU = Path("/proc/cpuinfo")
+CPU_INFO = Path("/proc/cpuinfo")
+"""Where Linux lists what the CPU can do."""
 FAST_BFLOAT16 = ("amx_bf16", "avx512_bf16", "bf16")
 """What Linux calls instructions that multiply bfloat16 faster than float32: two of x86, one of ARM."""
 SHARED_MEMORY = Path("/dev/shm")
@@ -27,7 +28,7 @@ def describe(device: torch.device) -> dict[str, Any]:
         "platform": platform.platform(),
         "cores": cores(),
         "threads": torch.get_num_threads(),
-        "bfloat16": fast_bfloat16(CPU),
+        "bfloat16": fast_bfloat16(CPU_INFO),
         "memory": _memory(),
         "devices": gpus(),
         "backends": backends(),
@@ -76,7 +77,9 @@ def lines(facts: dict[str, Any]) -> list[str]:
         "versions": ", ".join(f"{name} {version or 'unknown'}" for name, version in versions.items()),
         "platform": facts["platform"],
         "cores": f"{facts['cores']} that this process may use, {facts['threads']} threads",
-        "bfloat16": f"fast on this CPU ({facts['bfloat16']})" if facts["bfloat16"] else "not faster on this CPU",
+        "bfloat16": f"fast on this CPU ({facts['bfloat16']})"
+        if facts["bfloat16"]
+        else "not known to be faster on this CPU",
         "memory": f"{_gib(memory['total'])}, {_gib(memory['available'])} available",
         "GPUs": "; ".join(devices) or "none",
         "backends": ", ".join(f"{name} {'yes' if there else 'no'}" for name, there in facts["backends"].items()),

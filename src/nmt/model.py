@@ -317,7 +317,7 @@ class Transformer(nn.Module):
         """A decoder that takes one token at a time, `beam` adjacent rows for each source; see nmt.search.Decoder."""
         half = self.embedding.weight.dtype.itemsize == 2
         multiple = SENTENCES if half and src_BS.device.type == "cpu" else 1
-        src_BS = torch.cat([src_BS, src_BS[-1:].expand(-len(src_BS) % multiple, -1)])
+        src_BS = torch.cat([src_BS, src_BS[-1:].expand(filled(len(src_BS), multiple) - len(src_BS), -1)])
         return CachedDecoder(self, *self.encode(src_BS), beam, multiple)
 
 
@@ -345,19 +345,24 @@ SENTENCES = 8
 """In half precision a CPU decodes multiples of so many sentences: oneDNN makes new code for each number of rows."""
 
 
+def filled(count: int, multiple: int) -> int:
+    """`count` rounded up to a multiple, or to a power of two below it: so a few sentences stay few."""
+    return min(1 << (count - 1).bit_length(), -(-count // multiple) * multiple)
+
+
 class CachedDecoder:
     """Keeps the keys and values of the source, and of all tokens so far, once for each sentence.
 
     The W rows of a sentence ask as if they were tokens of one text: about its source, and about all that its rows have
     said. A mask shows to each row what it goes on from; when rows change places, that alone is put in order. There are
-    always a `multiple` of sentences; what nobody has asked for stands at the end, and is computed in vain.
+    always `filled` sentences; those that nobody has asked for stand at the end, and are computed in vain.
     """
 
     def __init__(
         self, model: Transformer, memory_BSD: Tensor, mask_B11S: Tensor | None, beam: int, multiple: int = 1
     ) -> None:
         self.model, self.beam, self.length, self.multiple = model, beam, 0, multiple
-        self.asked = len(memory_BSD)
+        self.asked = len(memory_BSD)  # Or fewer, before the first `select`; it only looks for what has moved then.
         self.mask_B11S = mask_B11S
         self.layers = [cast(DecoderLayer, layer) for layer in model.decoder_layers]
         # Attention of so few rows takes a CPU twice as long in half precision as in float32.
@@ -406,8 +411,8 @@ class CachedDecoder:
     def select(self, rows_R: Tensor) -> None:
         """Go on with these rows; a sentence's rows stay together, and it leaves when none of them is named."""
         before, self.asked = self.asked, len(rows_R) // self.beam
-        filled = -(-self.asked // self.multiple) * self.multiple
-        rows_R = torch.cat([rows_R, torch.arange(len(rows_R), filled * self.beam, device=rows_R.device)])
+        rows = filled(self.asked, self.multiple) * self.beam
+        rows_R = torch.cat([rows_R, torch.arange(len(rows_R), rows, device=rows_R.device)])
         self.history_RTW = self.history_RTW[rows_R]
         from_B = rows_R[:: self.beam] // self.beam
         if self.asked < before:

@@ -282,7 +282,10 @@ def _hypothesis(tokens: Sequence[int], score: float, logp: float, *, finished: b
 def _sound(found: list[Hypothesis]) -> list[Hypothesis]:
     """These, if the model gave probabilities: with NaN nothing is found, or nothing of a token, or of no score."""
     if not found or any(not hyp.tokens or math.isnan(hyp.logp) for hyp in found):
-        raise NmtError("the model gives no probabilities but NaN: its weights are broken; use another checkpoint.")
+        raise NmtError(
+            "the model gives no probabilities but NaN: its weights are broken, or too large for float16; use another "
+            "checkpoint, or float32 as translate.precision."
+        )
     return found
 
 

@@ -5,7 +5,6 @@ Shapes: B sentences, S source tokens, T target tokens, D model width, V vocabula
 
 import contextlib
 import logging
-import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from nmt.batching import Numbers, collate, cut, padding_share, share
 from nmt.config import Config
 from nmt.dataset import ParallelDataset
-from nmt.distributed import World, parallelize
+from nmt.distributed import World, bound_kernels, parallelize
 from nmt.errors import LostContact, NmtError
 from nmt.loss import label_smoothed_loss
 from nmt.model import Transformer
@@ -28,13 +27,6 @@ from nmt.sizes import training_flops
 log = logging.getLogger(__name__)
 
 PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-
-CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
-"""What says how many products, each with its shapes, oneDNN and torch's door to it keep code for: 1024.
-
-In half precision a CPU's products are oneDNN's, and few micro-batches have the same shapes: what is kept for those that
-don't come again grows to a gigabyte. 64 are those of one. Read at the first such product.
-"""
 
 
 class Nowhere:
@@ -97,9 +89,7 @@ class Trainer:
         torch.manual_seed(config.optim.seed)
         model = Transformer(config.model, vocab_sizes[1], None if config.bpe.joint else vocab_sizes[0])
         model.to(world.device)
-        if world.device.type == "cpu" and config.optim.precision != "float32":
-            for cache in CACHES:
-                os.environ.setdefault(cache, "64")
+        bound_kernels(world.device, config.optim.precision, 64)
         training_model = TrainingModel(model, config.optim.label_smoothing)
         optimizer = build_optimizer(model, config.optim)
         if config.train.compile:

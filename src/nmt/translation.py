@@ -19,7 +19,7 @@ from nmt.batching import batches
 from nmt.checkpoint import load_model
 from nmt.config import Config, TranslateConfig
 from nmt.corpus import Normaliser
-from nmt.distributed import choose_device
+from nmt.distributed import bound_kernels, choose_device
 from nmt.errors import CheckpointError, ConfigError, DataError
 from nmt.model import Transformer
 from nmt.provenance import read_config
@@ -179,11 +179,12 @@ class Translator:
         All processes that `share` one translation call it with the same lines, and get the same texts.
         """
         self.model, self.normaliser, self.device, self.share = model, normaliser, torch.device(device), share
+        self.together = TOGETHER if self.device.type == "cpu" else 1
         self.src_tokenizer, self.tgt_tokenizer = src_tokenizer, tgt_tokenizer
         self.src, self.tgt, self.settings = config.data.src, config.data.tgt, config.translate
         self.joint = "" if normaliser.han[self.tgt] else " "
-        learned = config.model.position == "learned"
-        self.most = config.model.max_positions - 1 if learned else sys.maxsize  # one position is for bos or eos
+        # One position is for bos or eos.
+        self.most = config.model.max_positions - 1 if config.model.position == "learned" else sys.maxsize
         self.most_input = min(self.settings.max_input, self.most)
 
     @classmethod
@@ -205,8 +206,8 @@ class Translator:
                     f"{run / 'tokenizer'}: {tokenizer.name} has {len(tokenizer):,} pieces, but the model has "
                     f"{embedding.num_embeddings:,}; put back the tokenizer that the run was trained with."
                 )
-        model.to(place)
-        for weight in model.parameters():  # Positions stay float32: in half precision those beyond 256 are not apart.
+        bound_kernels(place, config.translate.precision, 256)
+        for weight in model.to(place).parameters():  # Not buffers: in half precision angles beyond 256 are not apart.
             weight.data = weight.data.to(getattr(torch, config.translate.precision))
         return cls(model, *tokenizers, Normaliser.load(run / "normalisation.json"), config, place)
 
@@ -295,8 +296,7 @@ class Translator:
         """The parts in order, each with what was found for it."""
         found: list[list[Hypothesis]] = [[] for _ in parts]
         rows = 1 if options.sample else self.settings.beam
-        together = TOGETHER if self.device.type == "cpu" else 1
-        groups = batches([len(part.src) for part in parts], rows, self.settings.batch_tokens, together)
+        groups = batches([len(part.src) for part in parts], rows, self.settings.batch_tokens, self.together)
         for turn, results in self._search_groups([[parts[i] for i in group] for group in groups], options):
             for i, hyps in zip(groups[turn], results, strict=True):
                 found[i] = hyps
