@@ -1,6 +1,7 @@
 """Training: one update however it is cut, going on to the same weights, and what a run folder holds."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -220,6 +221,31 @@ def test_a_training_in_bfloat16_keeps_float32_weights(paths, tmp_path):
     train_model(settings("optim.precision=bfloat16", "optim.max_steps=4"), at(paths, tmp_path / "bf16"), ALONE)
     loaded = weights(tmp_path / "bf16", 4)
     assert all(tensor.dtype == torch.float32 and tensor.isfinite().all() for tensor in loaded.values())
+
+
+@pytest.mark.parametrize("tasks", [0, 1, 2, 3, 7])
+def test_every_process_learns_every_result_even_with_fewer_batches_than_processes(tasks):
+    told: dict[int, bytes] = {}
+
+    class Rank:
+        size = 3
+
+        def __init__(self, rank: int) -> None:
+            self.rank = rank
+
+        def gather(self, data: bytes) -> list[bytes]:
+            told[self.rank] = data
+            return [told.get(rank, b"[]") for rank in range(self.size)]
+
+    def work(task: int) -> list[list[float]]:
+        return [[task, 0.1 * task, -math.inf]]
+
+    for rank in range(3):  # What each has to say ...
+        list(validation.share_among(Rank(rank), tasks, work))
+    assert sorted(told) == [0, 1, 2]
+    for rank in range(3):  # ... and what each hears.
+        found = dict(validation.share_among(Rank(rank), tasks, work))
+        assert found == {task: work(task) for task in range(tasks)}
 
 
 MANY_SHAPES = """
