@@ -52,15 +52,18 @@ def main() -> None:
         f"{os.uname().nodename}: {len(os.sched_getaffinity(0))} cores, {args.device}, {args.size} model",
         file=sys.stderr,
     )
-    print("| processes | micro-batches of each | real tokens/s | over one process | share of the exchange |")
-    print("| --- | --- | --- | --- | --- |")
+    titles = ["processes", "micro-batches of each", "tokens/s", "over one process", "without the exchange", "its share"]
+    print("| " + " | ".join(titles) + " |")
+    print("| ---: " * len(titles) + "|")
     for processes, accumulate in cases:
         rates = found[processes, accumulate, True]
         first = found[args.processes[0], accumulate, True]
         gain = statistics.median(a / b for a, b in zip(rates, first, strict=True))
         without = found.get((processes, accumulate, False), rates)
         share = 1 - statistics.median(a / b for a, b in zip(rates, without, strict=True))
-        print(f"| {processes} | {accumulate} | {statistics.median(rates):,.0f} | {gain:.2f} | {max(0.0, share):.0%} |")
+        row = [f"{processes}", f"{accumulate}", f"{statistics.median(rates):,.0f}", f"{gain:.2f}"]
+        row += [f"{statistics.median(without):,.0f}", f"{max(0.0, share):.0%}"]
+        print("| " + " | ".join(row) + " |")
 
 
 if __name__ == "__main__":

@@ -315,8 +315,7 @@ class Transformer(nn.Module):
     @torch.no_grad()
     def decoder(self, src_BS: Tensor, beam: int) -> "CachedDecoder":
         """A decoder that takes one token at a time, `beam` adjacent rows for each source; see nmt.search.Decoder."""
-        half = self.embedding.weight.dtype.itemsize == 2
-        multiple = SENTENCES if half and src_BS.device.type == "cpu" else 1
+        multiple = SENTENCES if half_on_cpu(self.embedding.weight) else 1
         src_BS = torch.cat([src_BS, src_BS[-1:].expand(filled(len(src_BS), multiple) - len(src_BS), -1)])
         return CachedDecoder(self, *self.encode(src_BS), beam, multiple)
 
@@ -345,6 +344,11 @@ SENTENCES = 8
 """In half precision a CPU decodes multiples of so many sentences: oneDNN makes new code for each number of rows."""
 
 
+def half_on_cpu(x: Tensor) -> bool:
+    """Whether a CPU computes with this in bfloat16 or float16, where oneDNN does the products."""
+    return x.dtype.itemsize == 2 and x.device.type == "cpu"
+
+
 def filled(count: int, multiple: int) -> int:
     """`count` rounded up to a multiple, or to a power of two below it: so a few sentences stay few."""
     return min(1 << (count - 1).bit_length(), -(-count // multiple) * multiple)
@@ -366,8 +370,7 @@ class CachedDecoder:
         self.mask_B11S = mask_B11S
         self.layers = [cast(DecoderLayer, layer) for layer in model.decoder_layers]
         # Attention of so few rows takes a CPU twice as long in half precision as in float32.
-        half_on_cpu = memory_BSD.dtype.itemsize == 2 and memory_BSD.device.type == "cpu"
-        kept = torch.float32 if half_on_cpu else memory_BSD.dtype
+        kept = torch.float32 if half_on_cpu(memory_BSD) else memory_BSD.dtype
         cross = (layer.cross_attention.keys_values(memory_BSD) for layer in self.layers)
         self.cross = [(key_BGSK.to(kept), value_BGSK.to(kept)) for key_BGSK, value_BGSK in cross]
         key_BGSK = self.cross[0][0]
