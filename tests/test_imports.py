@@ -26,7 +26,6 @@ MAP = {
                "translate_files", "translation", "evaluation"},
     "runs": {"pipeline", "provenance", "sizes"},
     "plan": {"pipeline", "batching", "dataset", "distributed", "step", "sizes"},
-    "pipeline": set(),
     # ── the street ──
     "training": {"validation", "watch", "launch", "step", "dataset", "batching", "checkpoint", "tracking",
                  "distributed", "provenance", "tokenizer", "corpus", "sizes"},
@@ -45,7 +44,8 @@ MAP = {
     # ── parts ──
     "workers": {"distributed", "launch"},
     "sentences": set(),
-    "provenance": set(),
+    "provenance": {"pipeline"},
+    "pipeline": set(),
     "checkpoint": {"model"},
     "model": set(),
     "search": set(),

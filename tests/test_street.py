@@ -99,7 +99,10 @@ def test_translations_and_scores_are_of_the_test_set(walked: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "stale"),
     [
-        ("train.save_every=5", set()),
+        ("train.log_every=5", set()),
+        ("train.device_tokens=500", set()),
+        ("translate.batch_tokens=500", set()),
+        ("train.save_every=2", {"train", "translate", "eval"}),
         ("clean.sources={mini: data/mini/raw/mini.txt}", set()),
         ("clean.sources={dev: data/mini/raw/mini.txt}", set(STAGES)),
         ("eval.bootstrap=10", {"eval"}),

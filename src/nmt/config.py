@@ -1,4 +1,8 @@
-"""Every setting of nmt, in street order, each with its unit and a sentence; and the loader of YAML files.
+"""Every setting of nmt, in pipeline order, each with its unit and a sentence; and the loader of YAML files.
+
+A setting is of one of three kinds. A *result* setting changes what is computed or chosen, so it is in the fingerprint
+of its stage; every setting is one unless it says otherwise. *Numerics* change rounding and dropout masks alone: the
+same pairs, the same formulas. *Runtime* settings leave every byte of the result as it is.
 
 A file in `configs/` names only what differs from the defaults here. `--set section.key=value` changes one setting.
 Nothing is read beyond the file itself before all of its problems have been told. This module imports neither torch
@@ -16,7 +20,7 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 
@@ -30,6 +34,14 @@ LARGEST_NUMBER = 2**31 - 1
 
 MOST_EDITS = 2
 """Letters added, left out, changed or swapped in a name that is still taken for a slip of the other one."""
+
+
+Kind = Literal["result", "numerics", "runtime"]
+
+NUMERICS: Kind = "numerics"
+"""Marks a setting that changes rounding and dropout masks alone; a run records it and may be resumed with another."""
+RUNTIME: Kind = "runtime"
+"""Marks a setting that leaves every byte of the result as it is."""
 
 
 def _check(*rules: tuple[bool, str]) -> None:
@@ -324,7 +336,7 @@ class OptimConfig:
     patience: int = 0
     """Stop after so many validations without a better score; 0 never stops early."""
     stop_on: Literal["bleu", "loss"] = "bleu"
-    """The score of the dev set that early stopping and the best checkpoint go by."""
+    """The score of the dev set that early stopping and the best checkpoint go by; bleu is that of greedy search."""
     seed: int = 1
     """Seed of the weights, the order of the data and dropout."""
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
@@ -360,25 +372,25 @@ class OptimConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """How long and how often we look; none of it decides the result."""
+    """How an update is computed, how often the model is validated and saved, and what is kept."""
 
-    device_tokens: int | Literal["auto"] = 4096
+    device_tokens: Annotated[int | Literal["auto"], NUMERICS] = 4096
     """Tokens, padding included, that one forward pass on one device may hold on either side; auto finds the most."""
     validate_every: int = 1000
     """Steps between two validations."""
     validate_sentences: int = 200
-    """First sentences of the dev set that are translated at a validation; 0 translates none."""
+    """First sentences of the dev set that are translated (greedily) at a validation; 0 translates none."""
     save_every: int = 1000
     """Steps between two checkpoints."""
-    log_every: int = 50
+    log_every: Annotated[int, RUNTIME] = 50
     """Steps between two lines of the log."""
     keep: int = 5
     """Newest checkpoints that are kept, beside the best; the training ends by averaging them."""
-    compile: bool = False
+    compile: Annotated[bool, NUMERICS] = False
     """Compile the model with torch.compile."""
-    timeout: float = 600.0
+    timeout: Annotated[float, RUNTIME] = 600.0
     """Seconds that a process waits for the others, at the beginning and in each exchange, before it gives up."""
-    silence: float = 60.0
+    silence: Annotated[float, RUNTIME] = 60.0
     """Seconds without a move after which the other processes name one that has fallen silent."""
 
     def __post_init__(self) -> None:
@@ -412,7 +424,7 @@ class TranslateConfig:
     """A sentence is done when beam times this many have finished (Kasai 2022; 1: as fairseq), 0: when none can win."""
     max_extra: int = 50
     """A translation has at most so many tokens more than its source (Vaswani et al. 2017, section 6.1)."""
-    batch_tokens: int = 4096
+    batch_tokens: Annotated[int, NUMERICS] = 4096
     """Source tokens times beam, padding included, that are decoded together."""
     max_input: int = 512
     """Tokens of the longest input that is translated whole; a longer one is split at its sentence ends."""
@@ -501,6 +513,18 @@ class Config:
 
 
 SECTIONS: dict[str, type[Any]] = {name: kind for name, kind in typing.get_type_hints(Config).items() if kind is not str}
+
+
+def kinds(section: type[Any]) -> dict[str, Kind]:
+    """The kind of each setting of a section."""
+    hints = typing.get_type_hints(section, include_extras=True)
+    return {name: getattr(hint, "__metadata__", ("result",))[0] for name, hint in hints.items()}
+
+
+def of_kind(settings: Any, kind: Kind) -> dict[str, Any]:
+    """The settings of one kind of a section, as plain values."""
+    found = kinds(type(settings))
+    return {name: value for name, value in to_dict(settings).items() if found[name] == kind}
 
 
 # ── reading YAML ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -807,12 +831,13 @@ def show(config: Config, origins: Mapping[str, str]) -> Iterator[str]:
     """The lines of a YAML file that has every setting, its sentence, and where a value that is no default came from."""
     for section, kind in SECTIONS.items():
         yield f"{section}:  # {inspect.getdoc(kind)}"
-        told, values = sentences(kind), to_dict(getattr(config, section))
+        told, values, kind_of = sentences(kind), to_dict(getattr(config, section)), kinds(kind)
         for key, value in values.items():
             text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10**6)
             source = origins.get(f"{section}.{key}")
             # Names the origin first, so that what a recipe changes is seen at a glance.
-            yield f"  # {told[key]}" + (f"  [{source}]" if source else "")
+            notes = ([] if kind_of[key] == "result" else [kind_of[key]]) + ([source] if source else [])
+            yield f"  # {told[key]}" + "".join(f"  [{note}]" for note in notes)
             yield f"  {key}: {text.removesuffix('...' + chr(10)).strip()}"
         yield ""
 

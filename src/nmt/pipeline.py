@@ -185,14 +185,19 @@ def _state(stage: Stage, before: Sequence[Stage]) -> State:
     return State(stage, "absent", "begun, not finished" if begun else "not made yet")
 
 
-def _why(stage: Stage, stamp: Mapping[str, Any]) -> str:
-    """What differs between `stamp` and the stage as it is now."""
-    found = differences(stamp.get("settings", {}), stage.settings)
-    old, new = stamp.get("reads", {}), stage.hashes
+def what_changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What differs in the `settings` and the content of the files (`reads`) of two results, a line for each."""
+    found = differences(before["settings"], now["settings"])
+    old, new = before["reads"], now["reads"]
     files = [f"{name} is gone" for name in old if name not in new]
     files += [f"{name} is new" for name in new if name not in old]
     files += [f"{name} has changed" for name in new if name in old and old[name] != new[name]]
-    found += files[:MOST_FILES] + ([f"and {len(files) - MOST_FILES} more files"] if len(files) > MOST_FILES else [])
+    return found + files[:MOST_FILES] + ([f"and {len(files) - MOST_FILES} more files"] * (len(files) > MOST_FILES))
+
+
+def _why(stage: Stage, stamp: Mapping[str, Any]) -> str:
+    """What differs between `stamp` and the stage as it is now."""
+    found = what_changed(stamp, {"settings": stage.settings, "reads": stage.hashes})
     if stamp.get("format") != stage.format:
         found.append(f"nmt now writes format {stage.format}, this is {stamp.get('format')}")
     return "; ".join(found) or "made by another version of nmt"

@@ -7,19 +7,17 @@ import contextlib
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from nmt.config import Config, to_dict
+from nmt.config import Config, of_kind
 from nmt.pipeline import Stage, make_stage, numbered, remembered_hashes
+from nmt.provenance import TrainPaths, training_reads, training_settings
 from nmt.runs import RUNS
 from nmt.text import write_json
 
-if TYPE_CHECKING:
-    from nmt.provenance import TrainPaths
-
 DATA = Path("data")
 
-Trainer = Callable[[Config, "TrainPaths"], None]
+Trainer = Callable[[Config, TrainPaths], None]
 """Does a training: in this process, or in several that it starts."""
 
 
@@ -55,38 +53,35 @@ def street(
         clean = data_stage(
             "clean",
             reads={f"{source}/{i}": Path(path) for source, files in sources.items() for i, path in enumerate(files, 1)},
-            settings={"clean": _without(to_dict(config.clean), "sources", "dev", "test")},
+            settings={"clean": _without(of_kind(config.clean, "result"), "sources", "dev", "test")},
             action=partial(_clean, config, corpus),
         )
         bpe = data_stage(
             "bpe",
             reads=_files(clean, train_text + dev_text)
             | {f"model/{i}": Path(path) for i, path in enumerate(config.bpe.model, 1)},
-            settings={"languages": list(languages), "bpe": _without(to_dict(config.bpe), "dropout", "model")},
+            settings={"languages": list(languages), "bpe": _without(of_kind(config.bpe, "result"), "dropout", "model")},
             action=partial(_bpe, config, clean.writes),
         )
         encode = data_stage(
             "encode",
             reads=_files(clean, train_text + dev_text + test_text) | _files(bpe, models),
-            settings={"languages": list(languages), "encode": to_dict(config.encode)},
+            settings={"languages": list(languages), "encode": of_kind(config.encode, "result")},
             action=partial(_encode, config, clean.writes, bpe.writes),
         )
-        # With BPE-dropout the training text is encoded afresh in each epoch, so the text is read as well.
-        dropout = config.bpe.dropout
-        trained_text = ["normalisation.json", *dev_text, *(train_text if dropout else [])]
+        paths = TrainPaths(clean=clean.writes, bpe=bpe.writes, encode=encode.writes, run=run)
         train = make(
             "train",
-            reads={"encode": encode.writes} | _files(bpe, models) | _files(clean, trained_text),
-            settings={"data": direction, "bpe": {"dropout": dropout}}
-            | {"model": to_dict(config.model), "optim": to_dict(config.optim)},
+            reads=training_reads(config, paths),
+            settings=training_settings(config),
             writes=run,
             result="final",
-            action=partial(_train, config, clean.writes, bpe.writes, encode.writes, trainer or here),
+            action=partial(_train, config, paths, trainer or here),
         )
         translate = make(
             "translate",
             reads={"final": run / "final"} | _files(clean, [f"test.{src}"]),
-            settings={"data": direction, "translate": to_dict(config.translate)},
+            settings={"data": direction, "translate": of_kind(config.translate, "result")},
             writes=run / "translate",
             action=partial(_translate, config, run, clean.writes, device),
         )
@@ -95,7 +90,7 @@ def street(
         evaluate = make(
             "eval",
             reads=_files(translate, ["test.hyp"]) | _files(clean, evaluated),
-            settings={"data": direction, "eval": to_dict(config.eval)},
+            settings={"data": direction, "eval": of_kind(config.eval, "result")},
             writes=run / "eval",
             action=partial(_evaluate, config, clean.writes, translate.writes),
         )
@@ -132,14 +127,12 @@ def _encode(config: Config, clean: Path, bpe: Path, out: Path) -> None:
     encode_corpus(clean, bpe, config.encode, config.clean.columns, out)
 
 
-def _train(config: Config, clean: Path, bpe: Path, encode: Path, trainer: Trainer, run: Path) -> None:
-    from nmt.provenance import TrainPaths
-
-    trainer(config, TrainPaths(clean=clean, bpe=bpe, encode=encode, run=run))
+def _train(config: Config, paths: TrainPaths, trainer: Trainer, run: Path) -> None:
+    trainer(config, paths)
 
 
 def train_here(
-    config: Config, paths: "TrainPaths", *, device: str, fresh: bool = False, init_from: Path | None = None
+    config: Config, paths: TrainPaths, *, device: str, fresh: bool = False, init_from: Path | None = None
 ) -> None:
     """Train in this process, which may be one of several that were started together."""
     from nmt.provenance import leads, lock

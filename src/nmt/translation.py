@@ -1,6 +1,5 @@
 """translate: text in, text out. As many lines come out as went in, in order; an empty line stays empty."""
 
-import json
 import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,7 +21,7 @@ from nmt.corpus import Normaliser
 from nmt.distributed import bound_kernels, choose_device
 from nmt.errors import CheckpointError, ConfigError, DataError
 from nmt.model import Transformer
-from nmt.provenance import read_config
+from nmt.provenance import read_config, read_identity
 from nmt.search import Hypothesis, beam_search, greedy_search, sample
 from nmt.sentences import cut_to_fit
 from nmt.symbols import BOS, EOS, PAD
@@ -419,14 +418,11 @@ class Translator:
 
 def _check_hashes(run: Path, tokenizers: Sequence[Tokenizer]) -> None:
     """Raise CheckpointError for a tokenizer that isn't the one of the training: its ids mean something else."""
-    try:
-        trained = dict(json.loads((run / "identity.json").read_bytes())["content"]["tokenizer"])
-    except FileNotFoundError:
+    if not (run / "identity.json").exists():
         return  # A run that was put together by hand.
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{run / 'identity.json'} cannot be read ({error}); take it from a copy.") from error
+    trained = read_identity(run)["reads"]
     for tokenizer in tokenizers:
-        wanted = trained.get(Path(tokenizer.name).name, tokenizer.sha256)
+        wanted = trained.get(f"bpe/{Path(tokenizer.name).name}", tokenizer.sha256)
         if wanted != tokenizer.sha256:
             raise CheckpointError(
                 f"{tokenizer.name} has SHA-256 {tokenizer.sha256}, but the run was trained with {wanted}: "
