@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nmt.config import Config, of_kind
-from nmt.pipeline import Stage, make_stage, numbered, remembered_hashes
+from nmt.pipeline import Stage, make_stage, remembered_hashes
 from nmt.provenance import TrainPaths, training_reads, training_settings
 from nmt.runs import RUNS
 from nmt.text import write_json
@@ -48,13 +48,14 @@ def street(
         make = partial(make_stage, content_hash=content_hash)
 
         def data_stage(name: str, **facts: Any) -> Stage:
-            return numbered(make(name, writes=corpus / name, **facts))
+            return make(name, writes=corpus / name, numbered=True, **facts)
 
         clean = data_stage(
             "clean",
             reads={f"{source}/{i}": Path(path) for source, files in sources.items() for i, path in enumerate(files, 1)},
             settings={"clean": _without(of_kind(config.clean, "result"), "sources", "dev", "test")},
             action=partial(_clean, config, corpus),
+            packages=("nmt", "opencc"),
         )
         bpe = data_stage(
             "bpe",
@@ -62,12 +63,14 @@ def street(
             | {f"model/{i}": Path(path) for i, path in enumerate(config.bpe.model, 1)},
             settings={"languages": list(languages), "bpe": _without(of_kind(config.bpe, "result"), "dropout", "model")},
             action=partial(_bpe, config, clean.writes),
+            packages=("nmt", "sentencepiece"),
         )
         encode = data_stage(
             "encode",
             reads=_files(clean, train_text + dev_text + test_text) | _files(bpe, models),
             settings={"languages": list(languages), "encode": of_kind(config.encode, "result")},
             action=partial(_encode, config, clean.writes, bpe.writes),
+            packages=("nmt", "sentencepiece"),
         )
         paths = TrainPaths(clean=clean.writes, bpe=bpe.writes, encode=encode.writes, run=run)
         train = make(
@@ -77,13 +80,16 @@ def street(
             writes=run,
             result="final",
             action=partial(_train, config, paths, trainer or here),
+            packages=("nmt", "torch"),
         )
         translate = make(
             "translate",
-            reads={"final": run / "final"} | _files(clean, [f"test.{src}"]),
+            reads={name: run / name for name in ("final", "tokenizer", "normalisation.json")}
+            | _files(clean, [f"test.{src}"]),
             settings={"data": direction, "translate": of_kind(config.translate, "result")},
             writes=run / "translate",
             action=partial(_translate, config, run, clean.writes, device),
+            packages=("nmt", "torch", "sentencepiece", "opencc"),
         )
         evaluated = [*train_text, *test_text, f"test.refs.{tgt}"]
         evaluated += ["test.attribution"] if (clean.writes / "test.attribution").is_file() else []
@@ -93,6 +99,7 @@ def street(
             settings={"data": direction, "eval": of_kind(config.eval, "result")},
             writes=run / "eval",
             action=partial(_evaluate, config, clean.writes, translate.writes),
+            packages=("nmt", "sacrebleu"),
         )
     return [clean, bpe, encode, train, translate, evaluate]
 
