@@ -3,7 +3,7 @@
 import logging
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -175,11 +175,21 @@ def score(
 
 
 def _run_and_settings(run: Path | None, changes: Sequence[str]) -> tuple[Path, Config]:
-    """The run that is meant, and its settings with changes on top."""
+    """The run that is meant, and its settings with changes on top; ConfigError if they contradict its training."""
     if run is None:
         run = newest_run()
         log.info("taking %s, the newest run that is finished", run)
-    return run, settings.change(read_config(run), changes)
+    trained = read_config(run)
+    config = settings.change(trained, changes)
+    after_training = {"translate": config.translate, "eval": config.eval}
+    decided = settings.differences(settings.to_dict(replace(trained, **after_training)), settings.to_dict(config))
+    if decided:
+        raise ConfigError(
+            f"{run} was trained with other settings, which decide here:",
+            *(f"  {line}" for line in decided),
+            "Only those of translate and eval can be changed for a model that is trained.",
+        )
+    return run, config
 
 
 def _systems(hyps: Sequence[str]) -> dict[str, list[str]]:
