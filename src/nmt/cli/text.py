@@ -181,8 +181,8 @@ def _run_and_settings(run: Path | None, changes: Sequence[str]) -> tuple[Path, C
         log.info("taking %s, the newest run that is finished", run)
     trained = read_config(run)
     config = settings.change(trained, changes)
-    after_training = {"translate": config.translate, "eval": config.eval}
-    decided = settings.differences(settings.to_dict(replace(trained, **after_training)), settings.to_dict(config))
+    expected = replace(trained, translate=config.translate, eval=config.eval)
+    decided = settings.differences(settings.to_dict(expected), settings.to_dict(config))
     if decided:
         raise ConfigError(
             f"{run} was trained with other settings, which decide here:",
