@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nmt.config import CleanConfig
-from nmt.corpus import Normaliser, clean_corpus, parallel, print_report, reading
+from nmt.corpus import Normaliser, NothingLeft, clean_corpus, parallel, print_report, reading
 from nmt.corpus.cleaning import clean_chunk
+from nmt.corpus.keys import leak_key, reference_key
 from nmt.corpus.reading import Chunk
-from nmt.corpus.splitting import sentence_key
 from nmt.errors import DataError
 from nmt.text import read_lines
 
@@ -90,7 +90,7 @@ def test_every_row_is_in_a_set_set_aside_or_rejected_with_its_reason(tmp_path):
 def test_no_sentence_of_a_held_out_set_is_in_another_set(tmp_path):
     report, out = clean(tmp_path, sentences(600))
     keys = {
-        name: [{sentence_key(side) for side in column} for column in zip(*pairs_of(out, name), strict=True)]
+        name: [{leak_key(side) for side in column} for column in zip(*pairs_of(out, name), strict=True)]
         for name in NAMES
     }
     for one, other in (("train", "dev"), ("train", "test"), ("dev", "test")):
@@ -121,7 +121,7 @@ def test_references_are_all_translations_of_the_same_sentence_its_own_first(tmp_
                 wanted = {
                     normalise(row[own], lang)
                     for row in every
-                    if sentence_key(row[shared]) == sentence_key(pair[shared])
+                    if reference_key(row[shared]) == reference_key(pair[shared])
                 }
                 assert set(references) == wanted
                 several += len(references) > 1
@@ -260,7 +260,7 @@ def test_given_sets_are_kept_byte_for_byte_and_training_rows_that_share_a_senten
     report, out = clean(tmp_path, [*pairs, ("A & b.", "丙")], settings)
     assert pairs_of(out, "dev") == held[:2]
     assert pairs_of(out, "test") == held[2:]
-    gone = [pair for pair in pairs if pair[0] == pairs[3][0] or sentence_key(pair[1]) == sentence_key(pairs[9][1])]
+    gone = [pair for pair in pairs if pair[0] == pairs[3][0] or leak_key(pair[1]) == leak_key(pairs[9][1])]
     assert report["dropped"]["held_out"]["rows"] == len(gone) + 1
     assert report["leak"] == {"dev": 0, "test": 0, "between": 0}
     assert adds_up(report)
@@ -289,8 +289,12 @@ def test_a_given_set_that_is_none_is_refused(tmp_path, text, said):
 def test_a_corpus_that_is_its_own_test_set_leaves_nothing_to_train_on(tmp_path):
     write_tsv(tmp_path / "same.tsv", sentences(100))
     settings = dataclasses.replace(SMALL, dev=(str(tmp_path / "same.tsv"),), test=(str(tmp_path / "same.tsv"),))
-    with pytest.raises(DataError, match="none is left to train on"):
+    with pytest.raises(
+        NothingLeft, match=r"no pair is left to train on. Dropped of 100 rows: 93 held_out \(.*; 7 dupl"
+    ):
         clean(tmp_path, sentences(100), settings)
+    rejected = [line.split("\t")[0] for line in read_lines(tmp_path / "out" / "rejected.tsv")]
+    assert (rejected.count("held_out"), rejected.count("duplicate")) == (93, 7)
 
 
 # ── any text at all ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -305,7 +309,7 @@ def test_no_line_makes_the_cleaner_fail_or_lose_count(lines):
     normaliser = Normaliser("simplified", {"en": False, "zh": True})
     found = clean_chunk(Chunk(0, 1, raw), SMALL, normaliser, ("x",))
     assert found.kept.count(b"\n") + found.rejected.count(b"\n") == len(raw) == found.counts["input"]
-    assert len(found.left) == len(found.right) == 8 * found.kept.count(b"\n")
+    assert [len(keys) for keys in found.keys] == 3 * [8 * found.kept.count(b"\n")]
     assert all(row.count(b"\t") == 4 for row in (found.kept + found.rejected).split(b"\n")[:-1])
 
 
