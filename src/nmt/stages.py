@@ -4,12 +4,13 @@ raw text -> clean -> bpe -> encode -> train -> translate -> eval
 """
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nmt.config import Config, to_dict
+from nmt.errors import DataError
 from nmt.pipeline import Stage, make_stage, numbered, remembered_hashes
 from nmt.runs import RUNS
 from nmt.text import write_json
@@ -52,11 +53,12 @@ def street(
         def data_stage(name: str, **facts: Any) -> Stage:
             return numbered(make(name, writes=corpus / name, **facts))
 
-        clean = data_stage(
+        clean: Stage = data_stage(
             "clean",
             reads={f"{source}/{i}": Path(path) for source, files in sources.items() for i, path in enumerate(files, 1)},
             settings={"clean": _without(to_dict(config.clean), "sources", "dev", "test")},
-            action=partial(_clean, config, corpus),
+            action=lambda out: _clean(config, corpus, clean.hashes, out),
+            format=2,
         )
         bpe = data_stage(
             "bpe",
@@ -90,7 +92,7 @@ def street(
             writes=run / "translate",
             action=partial(_translate, config, run, clean.writes, device),
         )
-        evaluated = [*train_text, *test_text, f"test.refs.{tgt}"]
+        evaluated = [*train_text, *test_text, f"test.refs.{tgt}", "report.json"]
         evaluated += ["test.attribution"] if (clean.writes / "test.attribution").is_file() else []
         evaluate = make(
             "eval",
@@ -114,10 +116,25 @@ def _without(values: dict[str, Any], *names: str) -> dict[str, Any]:
 # ── what each stage does; imports are inside, so that a street that is fresh loads nothing ──────────────────────────
 
 
-def _clean(config: Config, corpus: Path, out: Path) -> None:
-    from nmt.corpus import clean_corpus, find_sources
+def _clean(config: Config, corpus: Path, hashes: Mapping[str, str], out: Path) -> None:
+    """Clean the files, which must have the content `hashes`; where nothing is left, say where the dropped rows are."""
+    from nmt.corpus import NothingLeft, clean_corpus, find_sources
 
-    clean_corpus(find_sources(corpus, config.clean), config.clean, out)
+    rejected = corpus / "rejected.tsv"
+    rejected.unlink(missing_ok=True)
+    try:
+        report = clean_corpus(find_sources(corpus, config.clean), config.clean, out)
+    except NothingLeft as error:
+        (out / rejected.name).replace(rejected)
+        raise DataError(f"{error} Each dropped row is in {rejected}.") from error
+    files = {f"source {name}": source["files"] for name, source in report["sources"].items()} | report["given"]
+    for name, cleaned in files.items():
+        for i, file in enumerate(cleaned, 1):
+            if hashes.get(f"{name}/{i}") != file["sha256"]:
+                raise DataError(
+                    f"{file['file']} is not what it was when its hash was taken. Run it again when nothing writes to "
+                    f"it; if that says the same, delete {DATA / '.hashes.json'}."
+                )
 
 
 def _bpe(config: Config, clean: Path, out: Path) -> None:
