@@ -59,9 +59,9 @@ def form_warnings(report: Mapping[str, Any]) -> Iterable[str]:
             if found["bleu"] < ALL:
                 policy, share = report["settings"]["zh_script"], 100 * found["share"]
                 yield (
-                    f"clean.{name}: {found['lines']:,} lines of {lang} ({share:.1f} %) are not in the form of the "
-                    f"training text (clean.zh_script is {policy}; kind and width of marks); as references they let a "
-                    f"perfect translation score BLEU {found['bleu']:.1f} at most. Give them in that form, or set "
+                    f"clean.{name}: {share:.1f} % of the lines of {lang} ({found['lines']:,}) are not in the form of "
+                    f"the training text (clean.zh_script is {policy}; kind and width of marks); as references they let "
+                    f"a perfect translation score BLEU {found['bleu']:.1f} at most. Give them in that form, or set "
                     "clean.zh_script to theirs."
                 )
 
