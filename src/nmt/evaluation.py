@@ -5,7 +5,7 @@ from typing import Any
 
 from nmt.config import Config
 from nmt.scoring import evaluate, report_lines
-from nmt.text import read_lines
+from nmt.text import read_lines, read_object
 
 MOST_PARTS = 5
 """Different attributions of a test set that are told apart; more are people, not parts of a corpus."""
@@ -17,11 +17,17 @@ def references(config: Config, clean: Path) -> list[list[str]]:
 
 
 def evaluate_test(config: Config, clean: Path, hyps: list[str]) -> dict[str, Any]:
-    """`nmt.scoring.evaluate` on the test set, and on each of its parts where the corpus is made of a few."""
+    """`nmt.scoring.evaluate` on the test set, and on each of its parts where the corpus is made of a few.
+
+    `reference_form` is what `clean` says of references that are not in the form of the training text, or None.
+    """
     src, tgt = config.data.src, config.data.tgt
     srcs, refs = read_lines(clean / f"test.{src}"), references(config, clean)
     train = (read_lines(clean / f"train.{src}"), read_lines(clean / f"train.{tgt}"))
     result = evaluate(hyps, srcs, refs, tgt, config.eval, train)
+    report = clean / "report.json"
+    form = read_object(report).get("reference_form", {}) if report.is_file() else {}
+    result["reference_form"] = form.get("test", {}).get(tgt)
     attribution = clean / "test.attribution"
     names = read_lines(attribution) if attribution.is_file() else []
     if 1 < len(set(names)) <= MOST_PARTS:
@@ -37,6 +43,12 @@ def evaluate_test(config: Config, clean: Path, hyps: list[str]) -> dict[str, Any
 def score_lines(result: dict[str, Any]) -> list[str]:
     """A result of `evaluate_test` for the terminal, each part with its floor."""
     lines = report_lines(result)
+    form = result.get("reference_form")
+    if form and form["bleu"] < 99.995:
+        lines.append(
+            f"{100 * form['share']:.1f} % of the references are not in the form of the training text (script, marks); "
+            f"a perfect translation in that form has BLEU {form['bleu']:.2f}\n  {form['signature']}"
+        )
     for name, part in result.get("parts", {}).items():
         bleu, floor = part["scores"]["bleu"], part["floor"]["bleu"]["value"]
         lines.append(

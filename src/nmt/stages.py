@@ -4,12 +4,13 @@ raw text -> clean -> bpe -> encode -> train -> translate -> eval
 """
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from nmt.config import Config, of_kind
+from nmt.errors import DataError
 from nmt.pipeline import Stage, make_stage, remembered_hashes
 from nmt.provenance import TrainPaths, training_reads, training_settings
 from nmt.runs import RUNS
@@ -50,12 +51,13 @@ def street(
         def data_stage(name: str, **facts: Any) -> Stage:
             return make(name, writes=corpus / name, numbered=True, **facts)
 
-        clean = data_stage(
+        clean: Stage = data_stage(
             "clean",
             reads={f"{source}/{i}": Path(path) for source, files in sources.items() for i, path in enumerate(files, 1)},
             settings={"clean": _without(of_kind(config.clean, "result"), "sources", "dev", "test")},
-            action=partial(_clean, config, corpus),
+            action=lambda out: _clean(config, corpus, clean.hashes, out),
             packages=("nmt", "opencc"),
+            format=2,
         )
         bpe = data_stage(
             "bpe",
@@ -91,7 +93,7 @@ def street(
             action=partial(_translate, config, run, clean.writes, device),
             packages=("nmt", "torch", "sentencepiece", "opencc"),
         )
-        evaluated = [*train_text, *test_text, f"test.refs.{tgt}"]
+        evaluated = [*train_text, *test_text, f"test.refs.{tgt}", "report.json"]
         evaluated += ["test.attribution"] if (clean.writes / "test.attribution").is_file() else []
         evaluate = make(
             "eval",
@@ -116,10 +118,25 @@ def _without(values: dict[str, Any], *names: str) -> dict[str, Any]:
 # ── what each stage does; imports are inside, so that a street that is fresh loads nothing ──────────────────────────
 
 
-def _clean(config: Config, corpus: Path, out: Path) -> None:
-    from nmt.corpus import clean_corpus, find_sources
+def _clean(config: Config, corpus: Path, hashes: Mapping[str, str], out: Path) -> None:
+    """Clean the files, which must have the content `hashes`; where nothing is left, say where the dropped rows are."""
+    from nmt.corpus import NothingLeft, clean_corpus, find_sources
 
-    clean_corpus(find_sources(corpus, config.clean), config.clean, out)
+    rejected = corpus / "rejected.tsv"
+    rejected.unlink(missing_ok=True)
+    try:
+        report = clean_corpus(find_sources(corpus, config.clean), config.clean, out)
+    except NothingLeft as error:
+        (out / rejected.name).replace(rejected)
+        raise DataError(f"{error} Each dropped row is in {rejected}.") from error
+    files = {f"source {name}": source["files"] for name, source in report["sources"].items()} | report["given"]
+    for name, cleaned in files.items():
+        for i, file in enumerate(cleaned, 1):
+            if hashes.get(f"{name}/{i}") != file["sha256"]:
+                raise DataError(
+                    f"{file['file']} is not what it was when its hash was taken. Run it again when nothing writes to "
+                    f"it; if that says the same, delete {DATA / '.hashes.json'}."
+                )
 
 
 def _bpe(config: Config, clean: Path, out: Path) -> None:
