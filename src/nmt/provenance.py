@@ -133,11 +133,13 @@ def open_run(
     `numerics` is what changes rounding alone; another value of it than before is logged. Raises ConfigError with
     old -> new if the folder is another training's; `fresh` removes what is there.
     """
+    from nmt.overlap import keep_keys  # Here, so that a status loads no numpy.
+
     run = paths.run
     try:
         now = identity(config, paths, init_from)
         if fresh:
-            for name in ("checkpoints", "best", "final", "tensorboard", "translate", "eval", "heartbeat"):
+            for name in ("checkpoints", "best", "final", "tensorboard", "translate", "eval", "heartbeat", "train_keys"):
                 shutil.rmtree(run / name, ignore_errors=True)
             for name in ("metrics.jsonl", "identity.json", "status.json", "stamp.json", "numerics.json"):
                 (run / name).unlink(missing_ok=True)
@@ -154,6 +156,7 @@ def open_run(
         for path in tokenizer_files(paths.bpe):
             shutil.copyfile(path, run / "tokenizer" / path.name)
         shutil.copyfile(paths.clean / "normalisation.json", run / "normalisation.json")
+        keep_keys(paths.clean, config.clean.columns, run, init_from)
         write_json(run / "config.json", to_dict(config))
         write_json(run / "provenance.json", provenance(paths))
         write_json(run / "numerics.json", numerics)

@@ -28,9 +28,17 @@ def run_folder(config: Config, name: str | None = None) -> Path:
 
 
 def street(
-    config: Config, name: str | None = None, *, device: str = "auto", trainer: Trainer | None = None
+    config: Config,
+    name: str | None = None,
+    *,
+    device: str = "auto",
+    trainer: Trainer | None = None,
+    allow_overlap: bool = False,
 ) -> list[Stage]:
-    """The six stages as they are now; `name` is that of the run, `trainer` does the training (default: right here)."""
+    """The six stages as they are now; `name` is that of the run, `trainer` does the training (default: right here).
+
+    With `allow_overlap` a test set is scored though the run was trained on some of it.
+    """
     from nmt.corpus import find_sources
 
     corpus, run = DATA / config.data.corpus, run_folder(config, name)
@@ -97,10 +105,10 @@ def street(
         evaluated += ["test.attribution"] if (clean.writes / "test.attribution").is_file() else []
         evaluate = make(
             "eval",
-            reads=_files(translate, ["test.hyp"]) | _files(clean, evaluated),
+            reads=_files(translate, ["test.hyp"]) | _files(clean, evaluated) | {"train_keys": run / "train_keys"},
             settings={"data": direction, "eval": of_kind(config.eval, "result")},
             writes=run / "eval",
-            action=partial(_evaluate, config, clean.writes, translate.writes),
+            action=partial(_evaluate, config, clean.writes, run, allow_overlap),
             packages=("nmt", "sacrebleu"),
         )
     return [clean, bpe, encode, train, translate, evaluate]
@@ -178,8 +186,9 @@ def _translate(config: Config, run: Path, clean: Path, device: str, out: Path) -
     translate_file(translator, clean / f"test.{config.data.src}", out / "test.hyp")
 
 
-def _evaluate(config: Config, clean: Path, translated: Path, out: Path) -> None:
+def _evaluate(config: Config, clean: Path, run: Path, allow_overlap: bool, out: Path) -> None:
     from nmt.evaluation import evaluate_test
     from nmt.text import read_lines
 
-    write_json(out / "scores.json", evaluate_test(config, clean, read_lines(translated / "test.hyp")))
+    hyps = read_lines(run / "translate" / "test.hyp")
+    write_json(out / "scores.json", evaluate_test(config, clean, hyps, run, allow_overlap=allow_overlap))

@@ -21,6 +21,7 @@ from nmt.dataset import ParallelDataset, open_dataset, resample
 from nmt.distributed import World, is_lost_contact
 from nmt.errors import CheckpointError, LostContact, NmtError, Preempted, first_line
 from nmt.launch import leave_word
+from nmt.overlap import warn_of_overlap
 from nmt.provenance import TrainPaths, open_run, unchanged
 from nmt.sizes import peak_flops
 from nmt.step import StepStats, Trainer, mix, rehearse, train_step
@@ -47,6 +48,8 @@ def train_model(
     if world.leads:
         checkpoint.recover(paths.run)
         open_run(config, paths, numerics(config, world), fresh=fresh, init_from=init_from)
+        if init_from is not None:
+            warn_of_overlap(paths.run, paths.clean, (config.data.src, config.data.tgt))
     world.barrier()
     with Heartbeat(paths.run / "heartbeat", world, config.train.silence) as heartbeat:
         try:
