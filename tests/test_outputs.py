@@ -9,7 +9,8 @@ from nmt import outputs
 
 @pytest.mark.parametrize(
     ("text", "repeated"),
-    [("我们我们我们我们我们", True), ("the cat the cat the cat the cat", True), ("the cat the cat the cat", False), ("哈哈哈哈", False), ("哈" * 9, True),
+    [("我们我们我们我们我们", True), ("the cat the cat the cat the cat", True), ("the cat the cat the cat", False),
+     ("哈哈哈哈", False), ("哈" * 9, True),
      ("等一下…………………………", False), ("我们走吧，我们走吧。", False), ("", False), ("100000000", True),
      ("- - - - - - - -", False)],
 )  # fmt: skip
