@@ -12,7 +12,7 @@ from nmt import config
 
 SOURCE = Path(__file__).parent.parent / "src" / "nmt"
 
-GROUND = {"config", "text", "errors", "symbols"}
+GROUND = {"config", "languages", "text", "errors", "symbols"}
 MAP = {
     "__init__": {"translation"},
     "__main__": {"cli"},
@@ -35,8 +35,8 @@ MAP = {
     "step": {"batching", "dataset", "distributed", "loss", "model", "optimizer", "sizes"},
     "evaluation": {"scoring", "overlap"},
     "translate_files": {"translation"},
-    "translation": {"sentences", "tokenizer", "batching", "search", "model", "checkpoint", "provenance", "corpus",
-                    "distributed", "workers"},
+    "translation": {"sentences", "outputs", "tokenizer", "batching", "search", "model", "checkpoint", "provenance",
+                    "corpus", "distributed", "workers"},
     "dataset": {"tokenizer", "batching"},
     "tokenizer": set(),
     # ── parts ──
@@ -45,7 +45,9 @@ MAP = {
     "provenance": {"pipeline", "overlap"},
     "overlap": {"corpus"},
     "corpus": {"scoring", "launch"},  # clean says what BLEU a perfect translation has on a given set in another script.
-    "scoring": set(),
+    "scoring": {"outputs", "resampling"},
+    "outputs": set(),
+    "resampling": set(),
     "pipeline": set(),
     "checkpoint": {"model"},
     "model": set(),
@@ -60,6 +62,7 @@ MAP = {
     "launch": set(),
     # ── ground ──
     "config": set(),
+    "languages": set(),
     "text": set(),
     "errors": set(),
     "symbols": set(),
