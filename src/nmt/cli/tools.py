@@ -38,7 +38,11 @@ def plan(
     except DataError as error:
         log.info("%s", error)
         data = None
-    found = planning.make_plan(loaded, data)
+    from nmt.distributed import choose_device
+
+    # A plan for a GPU may be made where there is none.
+    kind = choose_device(device).type if device == "auto" else device.partition(":")[0]
+    found = planning.make_plan(loaded, data, kind)
     if measure:
         found["measured"] = planning.measure(loaded, street(), device)
     tell(found, planning.plan_lines(found), as_json)
