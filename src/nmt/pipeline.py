@@ -292,7 +292,6 @@ def act(stage: Stage) -> None:
 
 def put_stamp(stage: Stage, folder: Path, seconds: float) -> None:
     """Say that `folder` holds what the stage makes of its settings and files as they are now."""
-    result = folder / stage.result
     write_json(
         folder / STAMP,
         {
@@ -301,15 +300,27 @@ def put_stamp(stage: Stage, folder: Path, seconds: float) -> None:
             "format": stage.format,
             "settings": stage.settings,
             "reads": stage.hashes,
-            "wrote": {
-                file.relative_to(folder).as_posix(): file.stat().st_size
-                for file in sorted(result.rglob("*"))
-                if file.is_file() and file.name != STAMP
-            },
+            "wrote": _sizes(folder, stage.result),
             "seconds": round(seconds, 3),
             "versions": _versions(),
         },
     )
+
+
+def _sizes(folder: Path, result: str) -> dict[str, int]:
+    """The size of each file of a stage's result."""
+    files = [file for file in sorted((folder / result).rglob("*")) if file.is_file() and file.name != STAMP]
+    return {file.relative_to(folder).as_posix(): file.stat().st_size for file in files}
+
+
+@contextlib.contextmanager
+def changed_by_hand(folder: Path, result: str) -> Iterator[None]:
+    """What the block puts in place of the result of a finished stage is its result from now on."""
+    stamp = read_stamp(folder)
+    whole = bool(stamp) and not _lost(folder, stamp)
+    yield
+    if whole:
+        write_json(folder / STAMP, stamp | {"wrote": _sizes(folder, result)})
 
 
 def _move(part: Path, stage: Stage) -> None:

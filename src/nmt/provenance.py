@@ -24,6 +24,9 @@ from nmt.text import read_object, write_json
 
 log = logging.getLogger(__name__)
 
+BY_HAND = ("average", "final-before")
+"""Folders that `nmt average` leaves in a run."""
+
 PACKAGES = ("torch", "numpy", "sentencepiece", "sacrebleu", "safetensors", "opencc")
 
 
@@ -88,7 +91,7 @@ def open_run(config: Config, paths: TrainPaths, *, fresh: bool) -> None:
     run, now = paths.run, identity(config, paths)
     try:
         if fresh:
-            for name in ("checkpoints", "best", "final", "tensorboard", "translate", "eval", "heartbeat"):
+            for name in ("checkpoints", "best", "final", "tensorboard", "translate", "eval", "heartbeat", *BY_HAND):
                 shutil.rmtree(run / name, ignore_errors=True)
             for name in ("metrics.jsonl", "identity.json", "status.json", "stamp.json"):
                 (run / name).unlink(missing_ok=True)

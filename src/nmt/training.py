@@ -15,7 +15,6 @@ import torch
 from nmt import checkpoint
 from nmt.batching import Numbers, plan_updates
 from nmt.config import Config
-from nmt.corpus import Normaliser
 from nmt.dataset import ParallelDataset, open_dataset, resample
 from nmt.distributed import World, is_lost_contact
 from nmt.errors import CheckpointError, LostContact, NmtError, Preempted, first_line
@@ -58,13 +57,7 @@ def train_model(
                 if world.leads:
                     log.info("train: %s", header(trainer, data, paths.run))
                 trainer, progress = make_room(trainer, data, progress)
-            dev = DevSet(
-                open_dataset(paths.encode, "dev", config.data.src, config.data.tgt),
-                read_lines(paths.clean / f"dev.{config.data.src}"),
-                read_lines(paths.clean / f"dev.{config.data.tgt}"),
-                tokenizers,
-                Normaliser.load(paths.clean / "normalisation.json"),
-            )
+            dev = DevSet.load(config, paths, tokenizers)
             tell(trainer, paths.run, "running", progress)
             with Tracker(
                 paths.run, first_step=progress.step, last_step=config.optim.max_steps, writes=world.leads
