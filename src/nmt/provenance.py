@@ -112,7 +112,8 @@ def open_run(config: Config, paths: TrainPaths, *, fresh: bool) -> None:
             shutil.copyfile(path, run / "tokenizer" / path.name)
         shutil.copyfile(paths.clean / "normalisation.json", run / "normalisation.json")
         write_json(run / "config.json", to_dict(config))
-        write_json(run / "provenance.json", provenance(paths))
+        earlier = [] if fresh else _sessions(run)
+        write_json(run / "provenance.json", provenance(paths) | {"earlier": earlier})
         write_json(run / "identity.json", now)
     except OSError as error:
         raise ConfigError(f"cannot write the run folder {run}: {error.strerror} ({error.filename}).") from error
@@ -120,20 +121,48 @@ def open_run(config: Config, paths: TrainPaths, *, fresh: bool) -> None:
 
 def provenance(paths: TrainPaths) -> dict[str, Any]:
     """Where, when and with what a training was started."""
-    git = subprocess.run(
-        ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-    )
     return {
         "command": sys.argv,
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "host": socket.gethostname(),
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in ("nmt", *PACKAGES)},
-        "commit": git.stdout.strip() or None,
+        **source_code(),
         "clean": str(paths.clean),
         "bpe": str(paths.bpe),
         "encode": str(paths.encode),
     }
+
+
+def source_code() -> dict[str, Any]:
+    """The commit of this code, and whether its files differ from it (`dirty`); None where it is in no clone of its own.
+
+    A package that is installed may lie in somebody's repository, whose commits say nothing about it.
+    """
+    package = Path(__file__).resolve().parent
+
+    def git(*words: str) -> str | None:
+        try:
+            done = subprocess.run(["git", "-C", str(package), *words], capture_output=True, text=True, check=False)
+        except OSError:  # There is no git.
+            return None
+        return None if done.returncode else done.stdout.removesuffix("\n")
+
+    top = git("rev-parse", "--show-toplevel")
+    if top is None or Path(top).resolve() / "src" / "nmt" != package:
+        return {"commit": None, "dirty": None}
+    changes = git("status", "--porcelain", "--", str(package))
+    return {"commit": git("rev-parse", "HEAD"), "dirty": None if changes is None else bool(changes)}
+
+
+def _sessions(run: Path) -> list[Any]:
+    """What is known of the processes that have trained a run so far, the first one first."""
+    try:
+        last = read_object(run / "provenance.json")
+    except CheckpointError:  # There were none, or nothing is known.
+        return []
+    earlier = last.pop("earlier", [])
+    return [*(earlier if isinstance(earlier, list) else []), last]
 
 
 def _version(package: str) -> str | None:

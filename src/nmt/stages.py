@@ -169,6 +169,8 @@ def _translate(config: Config, run: Path, clean: Path, device: str, out: Path) -
 
 def _evaluate(config: Config, clean: Path, translated: Path, out: Path) -> None:
     from nmt.evaluation import evaluate_test
+    from nmt.provenance import source_code
     from nmt.text import read_lines
 
-    write_json(out / "scores.json", evaluate_test(config, clean, read_lines(translated / "test.hyp")))
+    found = evaluate_test(config, clean, read_lines(translated / "test.hyp"))
+    write_json(out / "scores.json", found | {"code": source_code()})
