@@ -196,7 +196,7 @@ def test_train_makes_what_is_missing_and_several_processes_share_it(tmp_path: Pa
     measured = json.loads(nmt(folder, "plan", "-c", "tiny.yaml", "--measure", "--json").stdout)["measured"]
     assert measured["seconds_a_step"] > 0
     averaged = nmt(folder, "average", "runs/tiny.en-zh", "--last", "2")
-    assert "average: step-00000008, step-00000012" in averaged.stderr
+    assert "on the whole dev set: average of 2 has " in averaged.stderr
     nmt(folder, "translate", stdin="Hello.\n")
 
 

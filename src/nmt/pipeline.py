@@ -319,7 +319,6 @@ def act(stage: Stage) -> None:
 
 def put_stamp(stage: Stage, folder: Path, seconds: float) -> None:
     """Say that `folder` holds what the stage makes of its settings and files as they are now."""
-    result = folder / stage.result
     write_json(
         folder / STAMP,
         {
@@ -328,15 +327,27 @@ def put_stamp(stage: Stage, folder: Path, seconds: float) -> None:
             "format": stage.format,
             "settings": stage.settings,
             "reads": stage.hashes,
-            "wrote": {
-                file.relative_to(folder).as_posix(): _sha256(file)
-                for file in sorted(result.rglob("*"))
-                if file.is_file() and file.name != STAMP
-            },
+            "wrote": _contents(folder, stage.result),
             "seconds": round(seconds, 3),
             "versions": _versions(),
         },
     )
+
+
+def _contents(folder: Path, result: str) -> dict[str, str]:
+    """The SHA-256 of each file of a stage's result."""
+    files = [file for file in sorted((folder / result).rglob("*")) if file.is_file() and file.name != STAMP]
+    return {file.relative_to(folder).as_posix(): _sha256(file) for file in files}
+
+
+@contextlib.contextmanager
+def changed_by_hand(folder: Path, result: str) -> Iterator[None]:
+    """What the block puts in place of the result of a finished stage is its result from now on."""
+    stamp = read_stamp(folder)
+    whole = bool(stamp) and stamp["wrote"] == _contents(folder, result)
+    yield
+    if whole:
+        write_json(folder / STAMP, stamp | {"wrote": _contents(folder, result)})
 
 
 def _move(part: Path, stage: Stage) -> None:
@@ -349,9 +360,8 @@ def _move(part: Path, stage: Stage) -> None:
             return
         except OSError as error:
             stamp = read_stamp(stage.writes)
-            there = {name: stage.writes / name for name in stamp.get("wrote", {})}
-            made = {name: _sha256(path) for name, path in there.items() if path.is_file()}
-            if stamp.get("fingerprint") == stage.fingerprint and not _lost(replace(stage, made=made), stamp):
+            same = stamp.get("fingerprint") == stage.fingerprint
+            if same and stamp["wrote"] == _contents(stage.writes, stage.result):
                 return
             if last:
                 raise DataError(f"{stage.name}: cannot rename {part} to {stage.writes}: {error.strerror}.") from error

@@ -28,6 +28,9 @@ log = logging.getLogger(__name__)
 FORMAT = 2
 """Of identity.json; a run of another one is not resumed."""
 
+BY_HAND = ("average", "final-before")
+"""Folders that `nmt average` leaves in a run."""
+
 PACKAGES = ("torch", "numpy", "sentencepiece", "sacrebleu", "safetensors", "opencc")
 
 
@@ -139,7 +142,8 @@ def open_run(
     try:
         now = identity(config, paths, init_from)
         if fresh:
-            for name in ("checkpoints", "best", "final", "tensorboard", "translate", "eval", "heartbeat", "train_keys"):
+            made = ("checkpoints", "best", "final", "tensorboard", "translate", "eval", "heartbeat", "train_keys")
+            for name in (*made, *BY_HAND):
                 shutil.rmtree(run / name, ignore_errors=True)
             for name in ("metrics.jsonl", "identity.json", "status.json", "stamp.json", "numerics.json"):
                 (run / name).unlink(missing_ok=True)
@@ -158,7 +162,8 @@ def open_run(
         shutil.copyfile(paths.clean / "normalisation.json", run / "normalisation.json")
         keep_keys(paths.clean, config.clean.columns, run, init_from)
         write_json(run / "config.json", to_dict(config))
-        write_json(run / "provenance.json", provenance(paths))
+        earlier = [] if fresh else _sessions(run)
+        write_json(run / "provenance.json", provenance(paths) | {"earlier": earlier})
         write_json(run / "numerics.json", numerics)
         write_json(run / "identity.json", now)
     except OSError as error:
@@ -180,20 +185,48 @@ def _check_resumable(run: Path, conflicts: list[str], max_steps: int) -> None:
 
 def provenance(paths: TrainPaths) -> dict[str, Any]:
     """Where, when and with what a training was started."""
-    git = subprocess.run(
-        ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-    )
     return {
         "command": sys.argv,
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "host": socket.gethostname(),
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in ("nmt", *PACKAGES)},
-        "commit": git.stdout.strip() or None,
+        **source_code(),
         "clean": str(paths.clean),
         "bpe": str(paths.bpe),
         "encode": str(paths.encode),
     }
+
+
+def source_code() -> dict[str, Any]:
+    """The commit of this code, and whether its files differ from it (`dirty`); None where it is in no clone of its own.
+
+    A package that is installed may lie in somebody's repository, whose commits say nothing about it.
+    """
+    package = Path(__file__).resolve().parent
+
+    def git(*words: str) -> str | None:
+        try:
+            done = subprocess.run(["git", "-C", str(package), *words], capture_output=True, text=True, check=False)
+        except OSError:  # There is no git.
+            return None
+        return None if done.returncode else done.stdout.removesuffix("\n")
+
+    top = git("rev-parse", "--show-toplevel")
+    if top is None or Path(top).resolve() / "src" / "nmt" != package:
+        return {"commit": None, "dirty": None}
+    changes = git("status", "--porcelain", "--", str(package))
+    return {"commit": git("rev-parse", "HEAD"), "dirty": None if changes is None else bool(changes)}
+
+
+def _sessions(run: Path) -> list[Any]:
+    """What is known of the processes that have trained a run so far, the first one first."""
+    try:
+        last = read_object(run / "provenance.json")
+    except CheckpointError:  # There were none, or nothing is known.
+        return []
+    earlier = last.pop("earlier", [])
+    return [*(earlier if isinstance(earlier, list) else []), last]
 
 
 def _version(package: str) -> str | None:

@@ -4,6 +4,7 @@ raw text -> clean -> bpe -> encode -> train -> translate -> eval
 """
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,8 @@ from nmt.pipeline import Stage, make_stage, remembered_hashes
 from nmt.provenance import TrainPaths, training_reads, training_settings
 from nmt.runs import RUNS
 from nmt.text import write_json
+
+log = logging.getLogger(__name__)
 
 DATA = Path("data")
 
@@ -132,13 +135,16 @@ def _clean(config: Config, corpus: Path, hashes: Mapping[str, str], out: Path) -
 
     rejected = corpus / "rejected.tsv"
     rejected.unlink(missing_ok=True)
+    sources = find_sources(corpus, config.clean)
+    files = [str(path) for paths in sources.values() for path in paths]
+    log.info("clean: reading %s", ", ".join(files[:4]) + (f" and {len(files) - 4} more" if len(files) > 4 else ""))
     try:
-        report = clean_corpus(find_sources(corpus, config.clean), config.clean, out)
+        report = clean_corpus(sources, config.clean, out)
     except NothingLeft as error:
         (out / rejected.name).replace(rejected)
         raise DataError(f"{error} Each dropped row is in {rejected}.") from error
-    files = {f"source {name}": source["files"] for name, source in report["sources"].items()} | report["given"]
-    for name, cleaned in files.items():
+    facts = {f"source {name}": source["files"] for name, source in report["sources"].items()} | report["given"]
+    for name, cleaned in facts.items():
         for i, file in enumerate(cleaned, 1):
             if hashes.get(f"{name}/{i}") != file["sha256"]:
                 raise DataError(
@@ -188,7 +194,9 @@ def _translate(config: Config, run: Path, clean: Path, device: str, out: Path) -
 
 def _evaluate(config: Config, clean: Path, run: Path, allow_overlap: bool, out: Path) -> None:
     from nmt.evaluation import evaluate_test
+    from nmt.provenance import source_code
     from nmt.text import read_lines
 
     hyps = read_lines(run / "translate" / "test.hyp")
-    write_json(out / "scores.json", evaluate_test(config, clean, hyps, run, allow_overlap=allow_overlap))
+    found = evaluate_test(config, clean, hyps, run, allow_overlap=allow_overlap)
+    write_json(out / "scores.json", found | {"code": source_code()})
