@@ -277,7 +277,7 @@ def test_references_of_a_given_set_come_from_the_set_itself(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("", "empty"), ("one column\n", "line 1 has 1 columns"), ("你好\thello\n", "in the order of clean.columns")],
+    [("", "empty"), ("one column\n", "no line with two columns"), ("你好\thello\n", "in the order of clean.columns")],
 )
 def test_a_given_set_that_is_none_is_refused(tmp_path, text, said):
     (tmp_path / "dev.tsv").write_text(text, encoding="utf-8")

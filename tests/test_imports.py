@@ -12,7 +12,7 @@ from nmt import config
 
 SOURCE = Path(__file__).parent.parent / "src" / "nmt"
 
-GROUND = {"config", "text", "errors", "symbols"}
+GROUND = {"config", "text", "charset", "errors", "symbols"}
 MAP = {
     "__init__": {"translation"},
     "__main__": {"cli"},
@@ -60,6 +60,7 @@ MAP = {
     # ── ground ──
     "config": set(),
     "text": set(),
+    "charset": set(),
     "errors": set(),
     "symbols": set(),
 }  # fmt: skip

@@ -82,7 +82,8 @@ def _clean_rows(
             total=sum(fact.rows for fact in facts.values()), desc="clean", unit=" rows", disable=None, leave=False
         )
         with bar:
-            for found in pool.map(cleaner, chunks(list(sources.values()))):
+            columns = [fact.columns for fact in facts.values()]
+            for found in pool.map(cleaner, chunks(list(sources.values()), columns)):
                 tally.add(found, kept, rejected)
                 bar.update(found.counts["input"])
     return tally

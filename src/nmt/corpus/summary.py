@@ -10,7 +10,7 @@ WIDEST = 100
 
 MEANINGS = {
     "undecodable": "bytes that are not text in clean.encoding",
-    "columns": "not two or three columns",
+    "columns": "not as many columns as its source has",
     **{rule.name: rule.means for rule in RULES},
     "duplicate": "an earlier pair again but for case, width and punctuation",
     "held_out": "a sentence that the given dev or test has",
