@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nmt.config import Config, to_dict
+from nmt.config import Config, check_name, to_dict
 from nmt.pipeline import Stage, make_stage, numbered, remembered_hashes
 from nmt.runs import RUNS
 from nmt.text import write_json
@@ -25,7 +25,12 @@ Trainer = Callable[[Config, "TrainPaths"], None]
 
 def run_folder(config: Config, name: str | None = None) -> Path:
     """Where a training lives: `runs/RECIPE.SRC-TGT`, or `runs/NAME`."""
-    return RUNS / (name or f"{config.recipe}.{config.direction}")
+    if name is None:
+        name = f"{config.recipe}.{config.direction}"
+        check_name("the name of the run (RECIPE.SRC-TGT; --name gives another)", name)
+    else:
+        check_name("--name", name)
+    return RUNS / name
 
 
 def street(

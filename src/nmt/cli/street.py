@@ -35,6 +35,7 @@ def fetch(
     """Get a raw corpus into data/CORPUS/raw/."""
     from nmt.corpus import fetch as fetch_corpus
 
+    settings.check_name("CORPUS", corpus)
     facts = fetch_corpus(corpus, origin, stages.DATA / corpus / "raw", sha256)
     tell(facts, table(facts), as_json)
 

@@ -142,7 +142,7 @@ def _against_test_set(
     run, config = _run_and_settings(run, changes)
     if run.resolve().parent != RUNS.resolve():
         raise ConfigError(f"{run} is not in {RUNS}/, so its test set is not known; give HYP, --ref and --tgt.")
-    street = partial(stages.street, config, run.name, device=device)
+    street = partial(stages.street, config, run.resolve().name, device=device)
     if not hyps:
         result = pipeline.read_json(pipeline.run(street, since="translate")[-1].writes / "scores.json")
         return result, score_lines(result)
