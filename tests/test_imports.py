@@ -16,8 +16,8 @@ GROUND = {"config", "text", "charset", "errors", "symbols"}
 MAP = {
     "__init__": {"translation"},
     "__main__": {"cli"},
-    "cli": {"pipeline", "stages", "runs", "plan", "provenance", "checkpoint", "corpus", "tokenizer", "distributed",
-            "launch",
+    "cli": {"pipeline", "stages", "runs", "plan", "provenance", "checkpoint", "corpus", "tokenizer", "dataset",
+            "distributed", "launch",
             "translate_files", "translation", "scoring", "evaluation", "doctor", "rehearsal", "machine"},
     "doctor": {"rehearsal", "pipeline", "translation", "tokenizer", "provenance", "checkpoint", "machine",
                "distributed"},
