@@ -249,8 +249,9 @@ def test_a_file_of_another_format_is_named_by_it(tmp_path, start, what):
         assert inspect([tmp_path / "x.tsv"], SMALL).rows == 1
 
 
-def test_numbers_and_their_nouns_agree():
+def test_a_number_and_its_noun_agree():
     assert [counted(n, "line") for n in (0, 1, 2, 1000)] == ["0 lines", "1 line", "2 lines", "1,000 lines"]
+    assert [counted(n, "prefix", "prefixes") for n in (1, 2)] == ["1 prefix", "2 prefixes"]
 
 
 def test_a_layout_of_nothing_says_nothing():

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import yaml
 
-from nmt.errors import MOST_TOLD, ConfigError
+from nmt.errors import MOST_TOLD, ConfigError, counted
 
 LARGEST_FILE = 1_000_000
 """Bytes; a settings file is a page, not a data set."""
@@ -247,7 +247,7 @@ class BpeConfig:
             ),
             (
                 len(self.model) in ((0, 1) if self.joint else (0, 2)),
-                f"bpe.model names {len(self.model)} files; give {'one' if self.joint else 'two'} or none.",
+                f"bpe.model names {counted(len(self.model), 'file')}; give {'one' if self.joint else 'two'} or none.",
             ),
         )
 

@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from nmt.batching import Numbers
 from nmt.config import EncodeConfig
-from nmt.errors import DataError, told
+from nmt.errors import DataError, counted, told
 from nmt.symbols import EOS
 from nmt.text import lines_of
 from nmt.tokenizer import Tokenizer, load_tokenizers
@@ -217,7 +217,7 @@ def open_dataset(folder: Path, split: str, src: str, tgt: str) -> ParallelDatase
         # An empty file cannot be mapped.
         ids = np.memmap(path, dtype=dtype, mode="r", shape=(size,)) if size else np.zeros(0, dtype)
         if not len(offsets) or offsets[0] or offsets[-1] != len(ids) or (np.diff(offsets) < 1).any():
-            raise DataError(f"{path} has {len(ids):,} tokens, but others are listed; run nmt encode again.")
+            raise DataError(f"{path} has {counted(len(ids), 'token')}, but others are listed; run nmt encode again.")
         return Column(ids, offsets)
 
     sides = column(src), column(tgt)

@@ -22,7 +22,7 @@ import sentencepiece
 from tqdm import tqdm
 
 from nmt.config import BpeConfig
-from nmt.errors import ConfigError, DataError, writing
+from nmt.errors import ConfigError, DataError, counted, writing
 from nmt.symbols import BOS, EOS, PAD, UNK
 from nmt.text import read_lines, write_lines
 
@@ -273,8 +273,8 @@ def train_bpe(clean: Path, settings: BpeConfig, languages: tuple[str, str], out:
     for side, found in certificate["sides"].items():
         if found["unknown"] or found["first_change"]:
             raise DataError(
-                f"{clean / f'train.{side}'}: {found['changed_lines']:,} lines don't come back from the vocabulary as "
-                f"they were (the first is line {found['first_change']}), and {found['unknown']:,} tokens are unknown."
+                f"{clean / f'train.{side}'}: {counted(found['changed_lines'], 'line')} would come back changed (the first "
+                f"is line {found['first_change']}), and {counted(found['unknown'], 'token')} would be unknown."
             )
     if certificate["bleu_ceiling"] is None:
         raise DataError(f"{clean}/dev.*: some lines don't come back from the vocabulary as they were.")

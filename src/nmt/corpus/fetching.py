@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, NamedTuple, cast
 
 from nmt.charset import how_to_convert, utf_16
 from nmt.corpus.layout import foreign_format
-from nmt.errors import DataError, told
+from nmt.errors import DataError, counted, told
 from nmt.text import write_lines
 
 LARGEST_DOWNLOAD = 1 << 30
@@ -193,7 +193,7 @@ def _copy(stream: BinaryIO, target: Path, origin: str, announced: int | None) ->
             out.write(block)
     if announced is not None and size != announced:
         raise DataError(
-            f"{_shown(origin)}: {size:,} bytes arrived and {announced:,} were announced; "
+            f"{_shown(origin)}: {counted(size, 'byte')} arrived and {announced:,} were announced; "
             "nothing was kept, fetch it again."
         )
     return digest.hexdigest()

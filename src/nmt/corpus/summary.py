@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from nmt.corpus.rules import RULES
+from nmt.errors import counted
 
 WIDEST = 100
 """Characters of a sample row that are shown."""
@@ -45,11 +46,11 @@ def _share(count: int, total: int) -> str:
 def _sources(report: Mapping[str, Any]) -> Iterable[str]:
     for name, source in report["sources"].items():
         for file in source["files"]:
-            yield f"{name}: {file['file']}, {file['lines']:,} rows, sha256 {file['sha256']}"
+            yield f"{name}: {file['file']}, {counted(file['lines'], 'row')}, sha256 {file['sha256']}"
         if not source["attributed"]:
             yield f"{name}: no attribution column; if its licence asks for attribution, keep it by other means"
         elif source["attributed"] < source["kept"]:
-            yield f"{name}: only {source['attributed']:,} of {source['input']:,} rows have an attribution"
+            yield f"{name}: only {source['attributed']:,} of {counted(source['input'], 'row')} with an attribution"
         if source["undecodable_lines"]:
             lines = ", ".join(f"{number:,}" for number in source["undecodable_lines"])
             yield f"{name}: lines that could not be decoded begin with {lines}"
