@@ -199,7 +199,8 @@ def memory_told(trainer: Trainer, data: ParallelDataset, pairs: Numbers) -> Iter
         raise OutOfMemory(
             f"process {trainer.world.rank} of {trainer.world.size} is out of memory on {trainer.world.device}, with "
             f"a micro-batch of {counted(len(pairs), 'pair')}, "
-            f"{len(pairs) * int(max(src.max(), tgt.max())):,} token slots a side. Its longest pair has {src[longest]:,} + {tgt[longest]:,} tokens (line "
+            f"{len(pairs) * int(max(src.max(), tgt.max())):,} token slots a side. "
+            f"Its longest pair has {src[longest]:,} + {tgt[longest]:,} tokens (line "
             f"{int(data.rows[pairs[longest]]) + 1:,} of the clean training text).\n"
             f"Lower train.device_tokens (now {trainer.device_tokens:,}; `auto` finds the largest that fits), or "
             f"encode.max_tokens if the pair is alone in its micro-batch."

@@ -273,8 +273,8 @@ def train_bpe(clean: Path, settings: BpeConfig, languages: tuple[str, str], out:
     for side, found in certificate["sides"].items():
         if found["unknown"] or found["first_change"]:
             raise DataError(
-                f"{clean / f'train.{side}'}: {counted(found['changed_lines'], 'line')} would come back changed (the first "
-                f"is line {found['first_change']}), and {counted(found['unknown'], 'token')} would be unknown."
+                f"{clean / f'train.{side}'}: {counted(found['changed_lines'], 'line')} would come back changed (the "
+                f"first is line {found['first_change']}), and {counted(found['unknown'], 'token')} would be unknown."
             )
     if certificate["bleu_ceiling"] is None:
         raise DataError(f"{clean}/dev.*: some lines don't come back from the vocabulary as they were.")
