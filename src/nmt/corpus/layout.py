@@ -27,12 +27,12 @@ FEW = 0.1
 """Share of odd lines that may be mistakes; more of them are another way of writing."""
 
 _FORMATS = (
-    (rb"(?:\xef\xbb\xbf)?\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)?(?:<!doctype tmx[^>]*>\s*)?<tmx\b",
+    (rb"(?i)(?:\xef\xbb\xbf)?\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)?(?:<!doctype tmx[^>]*>\s*)?<tmx\b",
      "a TMX file (a translation memory)", "export it as tab-separated text"),
-    (rb"(?:\xef\xbb\xbf)?\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)?(?:<!doctype html\b|<html\b)", "a web page",
+    (rb"(?i)(?:\xef\xbb\xbf)?\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)?(?:<!doctype html\b|<html\b)", "a web page",
      "look at it in a browser"),
-    (rb"(?:\xef\xbb\xbf)?\s*<!doctype\b", "a web page", "look at it in a browser"),
-    (rb"(?:\xef\xbb\xbf)?\s*<\?xml\b", "an XML file", "export it as tab-separated text"),
+    (rb"(?i)(?:\xef\xbb\xbf)?\s*<!doctype\b", "a web page", "look at it in a browser"),
+    (rb"(?i)(?:\xef\xbb\xbf)?\s*<\?xml\b", "an XML file", "export it as tab-separated text"),
     (rb"\x1f\x8b", "packed with gzip", "unpack it (gunzip)"),
     (rb"BZh[1-9]", "packed with bzip2", "unpack it (bunzip2)"),
     (rb"\xfd7zXZ\0", "packed with xz", "unpack it (unxz)"),
@@ -46,7 +46,7 @@ _FORMATS = (
 def foreign_format(start: bytes) -> tuple[str, str] | None:
     """What a file is that begins like this, and what to do with it; None where nothing speaks against text."""
     for pattern, what, advice in _FORMATS:
-        if re.match(pattern, start, re.IGNORECASE | re.DOTALL):
+        if re.match(pattern, start, re.DOTALL):
             return what, advice
     return None
 
