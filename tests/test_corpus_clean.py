@@ -279,7 +279,7 @@ def test_references_of_a_given_set_come_from_the_set_itself(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("", "empty"), ("one column\n", "line 1 has 1 columns"), ("你好\thello\n", "in the order of clean.columns")],
+    [("", "empty"), ("one column\n", "no line with two columns"), ("你好\thello\n", "in the order of clean.columns")],
 )
 def test_a_given_set_that_is_none_is_refused(tmp_path, text, said):
     (tmp_path / "dev.tsv").write_text(text, encoding="utf-8")
@@ -318,7 +318,7 @@ def test_when_a_rule_drops_all_rows_the_reason_is_what_is_said_and_the_rows_stay
     # Others are bad for two reasons of their own: the columns have to look like those of a corpus.
     rows = [BAD[reason]] * 200 + [("?", "第一号在。")] * 110 + [("It is \ufffd.", "第二号在。")] * 111
     (tmp_path / "x.tsv").write_text("".join("\t".join(row) + "\n" for row in rows), encoding="utf-8")
-    columns = ("xx", "yy")  # Whichever side is written in Han: no name contradicts it.
+    columns = ("qaa", "qab")  # Whichever side is written in Han: no name contradicts it.
     asked = dataclasses.replace(SMALL, columns=columns, zh_script="filter")
     with pytest.raises(NothingLeft) as caught:
         clean_corpus({"x": (tmp_path / "x.tsv",)}, asked, out)
@@ -432,14 +432,14 @@ def test_a_file_that_is_only_touched_is_cleaned(tmp_path, monkeypatch):
 @pytest.mark.parametrize("change", [append, cut, edit])
 def test_a_given_set_that_changes_while_it_is_read_is_refused(tmp_path, monkeypatch, change):
     write_tsv(tmp_path / "set.tsv", [("Sit down 1.", "坐下1。"), ("Get up 1.", "起来1。")])
-    read = sets.read_lines
+    read = sets.read_aligned
 
-    def read_lines_of_a_changing_file(path):
+    def read_a_changing_file(path):
         found = read(path)
         change(path)
         return found
 
-    monkeypatch.setattr(sets, "read_lines", read_lines_of_a_changing_file)
+    monkeypatch.setattr(sets, "read_aligned", read_a_changing_file)
     path = str(tmp_path / "set.tsv")
     with pytest.raises(DataError, match=r"clean\.dev: .*set\.tsv changed while it was read"):
         clean(tmp_path, sentences(400), dataclasses.replace(SMALL, dev=(path,), test=(path,)))

@@ -101,9 +101,9 @@ def test_a_setting_that_says_nothing_of_its_kind_decides_the_result() -> None:
 
 def test_config_show_tells_the_kind_of_what_does_not_decide_the_result() -> None:
     lines = list(config.show(Config(), {"train.log_every": "--set"}))
-    assert lines[lines.index("  log_every: 50") - 1].endswith("  [runtime]  [--set]")
-    assert lines[lines.index("  compile: false") - 1].endswith("  [numerics]")
-    assert "[result]" not in "".join(lines)
+    assert lines[lines.index("  log_every: 50") - 1].endswith(" (runtime)  [--set]")
+    assert lines[lines.index("  compile: false") - 1].endswith(" (numerics)")
+    assert "(result)" not in "".join(lines)
 
 
 # ── that the kinds are true, by training ────────────────────────────────────────────────────────────────────────────

@@ -12,12 +12,12 @@ from nmt import config
 
 SOURCE = Path(__file__).parent.parent / "src" / "nmt"
 
-GROUND = {"config", "languages", "text", "errors", "symbols"}
+GROUND = {"config", "languages", "text", "charset", "errors", "symbols"}
 MAP = {
     "__init__": {"translation"},
     "__main__": {"cli"},
-    "cli": {"pipeline", "stages", "runs", "plan", "provenance", "checkpoint", "corpus", "tokenizer", "distributed",
-            "launch", "averaging",
+    "cli": {"pipeline", "stages", "runs", "plan", "provenance", "checkpoint", "corpus", "tokenizer", "dataset",
+            "distributed", "launch", "averaging",
             "translate_files", "translation", "scoring", "evaluation", "doctor", "rehearsal", "machine"},
     "doctor": {"rehearsal", "pipeline", "translation", "tokenizer", "provenance", "checkpoint", "machine",
                "distributed"},
@@ -65,6 +65,7 @@ MAP = {
     "config": set(),
     "languages": set(),
     "text": set(),
+    "charset": set(),
     "errors": set(),
     "symbols": set(),
 }  # fmt: skip

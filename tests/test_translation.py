@@ -460,7 +460,7 @@ def test_a_translation_that_fails_leaves_the_old_output_alone(tokenizer, tmp_pat
     (tmp_path / "in").write_text("Run!\nRun!\n", encoding="utf-8")
     (tmp_path / "begin").write_text("快\n", encoding="utf-8")
     (tmp_path / "out").write_text("old\n", encoding="utf-8")
-    with pytest.raises(DataError, match="1 prefixes"):
+    with pytest.raises(DataError, match=r"1 prefix and .* 2 lines"):
         translate_file(make(tokenizer), tmp_path / "in", tmp_path / "out", prefix_file=tmp_path / "begin", window=1)
     assert (tmp_path / "out").read_text(encoding="utf-8") == "old\n"
 

@@ -24,11 +24,14 @@ from typing import Annotated, Any, Literal
 
 import yaml
 
-from nmt.errors import MOST_TOLD, ConfigError
+from nmt.errors import MOST_TOLD, ConfigError, counted
 from nmt.languages import parse
 
 LARGEST_FILE = 1_000_000
 """Bytes; a settings file is a page, not a data set."""
+
+LONGEST_NAME = 200
+"""Bytes of a name that becomes a folder; file systems take 255, and what is being written there has a longer one."""
 
 LARGEST_NUMBER = 2**31 - 1
 """Of whole numbers; what reads the settings computes with them in floats and in 64 bits."""
@@ -50,6 +53,46 @@ def _check(*rules: tuple[bool, str]) -> None:
     problems = [text for holds, text in rules if not holds]
     if problems:
         raise ConfigError(*problems)
+
+
+def name_rule(what: str, name: str) -> tuple[bool, str]:
+    """Whether a name can be that of a folder, here and wherever it is copied to, and what to say if it can't.
+
+    The one rule for every name that becomes a path: of a corpus, a source, a run. A name is never a path itself.
+    """
+    faults = (
+        (not name, "it is empty"),
+        (re.search(r'[/\\:*?"<>|]', name) is not None, 'it has one of / \\ : * ? " < > |'),
+        (_NOT_A_NAME.search(name) is not None, "it has a control character, or one that is no text"),
+        (name[:1] in (".", " ") or name[-1:] in (".", " "), "it begins or ends with a dot or a space"),
+        (re.search(r"\w", name) is None, "it has no letter and no digit"),
+        (_DEVICE.fullmatch(name) is not None, "Windows means a device by it"),
+        (len(name.encode(errors="replace")) > LONGEST_NAME, f"it has over {LONGEST_NAME} bytes"),
+    )
+    found = [fault for holds, fault in faults if holds]
+    return not found, (
+        f"{what} is {name!r}; give a folder name: letters, digits, '.', '_' or '-' "
+        f"({found[0] if found else 'as it does'})."
+    )
+
+
+def check_name(what: str, name: str) -> None:
+    """Raises ConfigError for a name that can't be that of a folder."""
+    _check(name_rule(what, name))
+
+
+# No file, folder or language has these in its name; YAML can spell them ("\0").
+_NOT_A_NAME = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+_DEVICE = re.compile(r"(?:con|prn|aux|nul|com\d|lpt\d)(?:\..*)?", re.IGNORECASE)
+
+
+def _pair_rule(what: str, files: Sequence[str]) -> tuple[bool, str]:
+    """Two files belong together line by line, which two tab-separated ones don't."""
+    two_tables = len(files) == 2 and all(file.lower().endswith(".tsv") for file in files)
+    return not two_tables, (
+        f"{what} names two tab-separated files, {' and '.join(files)}; of two files each has one language. "
+        "Put them into one (cat), or give one of them."
+    )
 
 
 def _language_rules(name: str, codes: Sequence[str]) -> list[tuple[bool, str]]:
@@ -77,10 +120,7 @@ class DataConfig:
     def __post_init__(self) -> None:
         _check(
             (self.src != self.tgt, f"data.tgt is {self.tgt!r}, the same as data.src; give two languages."),
-            (
-                re.fullmatch(r"[\w.-]*\w[\w.-]*", self.corpus) is not None,
-                f"data.corpus is {self.corpus!r}; give a folder name: letters, digits, '.', '_' or '-'.",
-            ),
+            name_rule("data.corpus", self.corpus),
             *_language_rules("data.src", [self.src]),
             *_language_rules("data.tgt", [self.tgt]),
         )
@@ -155,6 +195,10 @@ class CleanConfig:
                 all(1 <= len(files) <= 2 for files in self.sources.values()),
                 "clean.sources: a source is one tab-separated file or two line-aligned files.",
             ),
+            *(name_rule("a name in clean.sources", name) for name in self.sources),
+            *(_pair_rule(f"clean.sources: {name}", files) for name, files in self.sources.items()),
+            _pair_rule("clean.dev", self.dev),
+            _pair_rule("clean.test", self.test),
             (
                 bool(self.dev) == bool(self.test),
                 "clean.dev and clean.test: give both as files, or neither and let clean split.",
@@ -163,7 +207,7 @@ class CleanConfig:
             (
                 _keeps_line_ends(self.encoding),
                 f"clean.encoding is {self.encoding!r}; give one that Python knows and in which a line feed is one "
-                "byte, e.g. utf-8, gb18030 or big5.",
+                "byte, e.g. utf-8, gb18030 or big5; convert files in others (iconv).",
             ),
             *(
                 (getattr(self, name) >= 1, f"clean.{name} is {getattr(self, name)}; give at least 1.")
@@ -218,7 +262,7 @@ class BpeConfig:
             ),
             (
                 len(self.model) in ((0, 1) if self.joint else (0, 2)),
-                f"bpe.model names {len(self.model)} files; give {'one' if self.joint else 'two'} or none.",
+                f"bpe.model names {counted(len(self.model), 'file')}; give {'one' if self.joint else 'two'} or none.",
             ),
         )
 
@@ -633,10 +677,6 @@ def _convert(value: Any, kind: Any) -> Any:
     raise ValueError(f"expected {names[kind]}")
 
 
-# No file, folder or language has these in its name; YAML can spell them ("\0").
-_NOT_A_NAME = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-
-
 def _edits(one: str, other: str) -> int:
     """How many letters must be added, left out, changed or swapped with their neighbour; at most MOST_EDITS + 1."""
     if abs(len(one) - len(other)) > MOST_EDITS:
@@ -839,8 +879,8 @@ def show(config: Config, origins: Mapping[str, str]) -> Iterator[str]:
             text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10**6)
             source = origins.get(f"{section}.{key}")
             # Names the origin first, so that what a recipe changes is seen at a glance.
-            notes = ([] if kind_of[key] == "result" else [kind_of[key]]) + ([source] if source else [])
-            yield f"  # {told[key]}" + "".join(f"  [{note}]" for note in notes)
+            kind_told = "" if kind_of[key] == "result" else f" ({kind_of[key]})"
+            yield f"  # {told[key]}{kind_told}" + (f"  [{source}]" if source else "")
             yield f"  {key}: {text.removesuffix('...' + chr(10)).strip()}"
         yield ""
 

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from nmt.config import Config, of_kind
+from nmt.config import Config, check_name, of_kind
 from nmt.errors import DataError
 from nmt.pipeline import Stage, make_stage, remembered_hashes
 from nmt.provenance import TrainPaths, training_reads, training_settings
@@ -27,7 +27,12 @@ Trainer = Callable[[Config, TrainPaths], None]
 
 def run_folder(config: Config, name: str | None = None) -> Path:
     """Where a training lives: `runs/RECIPE.SRC-TGT`, or `runs/NAME`."""
-    return RUNS / (name or f"{config.recipe}.{config.direction}")
+    if name is None:
+        name = f"{config.recipe}.{config.direction}"
+        check_name("the name of the run (RECIPE.SRC-TGT; --name gives another)", name)
+    else:
+        check_name("--name", name)
+    return RUNS / name
 
 
 def street(

@@ -145,7 +145,7 @@ def _against_test_set(
     run, config = _run_and_settings(run, changes)
     if run.resolve().parent != RUNS.resolve():
         raise ConfigError(f"{run} is not in {RUNS}/, so its test set is not known; give HYP, --ref and --tgt.")
-    street = partial(stages.street, config, run.name, device=device, allow_overlap=allow_overlap)
+    street = partial(stages.street, config, run.resolve().name, device=device, allow_overlap=allow_overlap)
     clean, _, _, train, *_ = pipeline.status(street())
     if clean.word != "fresh":
         raise DataError(f"{clean}; its test set is what is scored, so make it first (nmt clean).")

@@ -99,7 +99,7 @@ def _unchanged(sources: Sources, facts: Mapping[str, Facts]) -> Iterator[Chunk]:
         where = " or ".join(map(str, files))
         changed = DataError(f"{where} changed while it was being cleaned; run it again when nothing writes to it.")
         try:
-            for chunk in chunks([files]):
+            for chunk in chunks([files], [facts[name].columns]):
                 for digest, lines in zip(digests, zip(*chunk.lines, strict=True), strict=True):
                     digest.update(b"".join(lines))
                 yield chunk._replace(source=source)
