@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from nmt.corpus.mojibake import repair
 from nmt.corpus.script import HAN, has_han, simplify, traditionalise
 from nmt.errors import DataError
 from nmt.text import write_lines
@@ -31,7 +32,6 @@ def _pairs(wide: str, narrow: str) -> dict[int, str]:
 
 # ── both sides ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-_C1 = re.compile("[\x80-\x84\x86-\x9f]")  # U+0085 is a line separator, which is a space here.
 _ENTITY = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9A-Fa-f]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});")
 _SPLIT_ENTITY = re.compile(r"& ?(amp|quot|apos|lt|gt|nbsp|#39) ?;")
 _AMPERSANDS = re.compile(
@@ -53,21 +53,6 @@ _WIDTH = {
 }
 _WIDTH |= _pairs("﹐﹑﹒﹔﹕﹖﹗﹙﹚﹛﹜﹝﹞﹟﹠﹡﹢﹣﹤﹥﹦﹨﹩﹪﹫", "，、.；：？！（）{}〔〕#&*+-<>=\\$%@")
 _WIDTH |= {0x2581: "_"}  # SentencePiece writes a space as U+2581.
-
-
-def repair(text: str) -> str:
-    """UTF-8 that was once read as Latin-1, undone where the whole line can be; other text stays."""
-    while not text.isascii() and _C1.search(text):
-        try:
-            text = text.encode("latin-1").decode("utf-8")
-        except UnicodeError:
-            break
-    return text
-
-
-def is_damaged(text: str) -> bool:
-    """Whether a character was lost to a wrong encoding: a C1 control or the replacement character."""
-    return not text.isascii() and ("\ufffd" in text or _C1.search(text) is not None)
 
 
 def unknown_entities(text: str) -> list[str]:
@@ -201,7 +186,6 @@ class Normaliser:
         """The line in normal form: one line, no TAB, and itself when normalised again."""
         if lang not in self.han:
             raise DataError(f"no normalisation for language {lang!r}; this corpus has {', '.join(self.han)}.")
-        text = repair(text)
         for _ in range(LARGEST_TURNS):
             before, text = text, self._turn(text, lang)
             if text == before:
@@ -209,7 +193,7 @@ class Normaliser:
         return text
 
     def _turn(self, text: str, lang: str) -> str:
-        text = _tidy(text)
+        text = _tidy(repair(text))
         if not self.han[lang]:
             return _punctuate_spaced(text, lang)
         if self.zh_script == "simplified":

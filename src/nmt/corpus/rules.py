@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from nmt.config import CleanConfig
-from nmt.corpus.normalise import is_damaged, repair, unknown_entities
+from nmt.corpus.mojibake import is_damaged, repair
+from nmt.corpus.normalise import unknown_entities
 from nmt.corpus.script import han_share, has_han, has_letter, simplify, units
 
 SHORT = 3
