@@ -100,9 +100,18 @@ LINES = [
     ("45 accelerator", "?verb:_Open\t打开(_O)", "Open | 打开"),
     ("46 another language", "に坂索トし荷測のンおク妙免\t哗啦哗啦哗啦", "- other_han"),
     ("46 quoted kana", 'It says "no" here.\t这里写着“の”。', "这里写着“の”。"),
-    ("46 mostly kana", "That is a good idea, I think.\tそれはいい考えだと思います。", "- han_share"),
+    ("46 mostly kana", "That is a good idea, I think.\tそれはいい考えだと思います。", "- kana"),
     ("47 units differ", "It costs 10,000 yen.\t要1万日元。", "要1万日元。"),
     ("47 a clock", "It is a quarter to eight, 7:45.\t现在７：４５了。", "现在7:45了。"),
+    # another language
+    ("Japanese", "I go to school every day.\t私は毎日学校に行きます。", "- kana"),
+    ("Japanese speech", 'He said "yes".\t「そうです。」', "- kana"),
+    ("Japanese with few kana", "The population of Tokyo is here.\t東京の人口はここにある。", "- kana"),
+    ("Korean", "I go to school every day.\t나는 매일 학교에 갑니다.", "- kana"),
+    ("a quoted word", "In Japan it is called mino.\t在日本它被称作“みの”。", "在日本它被称作“みの”。"),
+    ("a brand with one kana", "I drink Xian no Meiri daily.\t我每天喝鲜の每日牛奶。", "我每天喝鲜の每日牛奶。"),
+    ("a name in hangul", "Kim Jong came here today.\t金钟（김종）今天来这里了。", "金钟（김종）今天来这里了。"),
+    ("the dots and dashes of Japan", "John Smith came.\t约翰・史密斯来了ーー", "约翰·史密斯来了ーー"),
     # others seen
     ("all capitals", "DO NOT ENTER\t禁止入内", "禁止入内"),
     ("stage direction", "And then it fell. (Laughter)\t然后它掉了。（ 笑聲 ）", "And then it fell. | 然后它掉了。"),
@@ -152,6 +161,16 @@ def test_numbers_are_compared_on_request_only_when_long_or_decimal_on_both_sides
     asked = dataclasses.replace(SETTINGS, drop_numbers=True)
     assert (outcome(line, settings=asked) == "- numbers") is dropped
     assert outcome(line) != "- numbers"
+
+
+def test_japanese_stays_on_request_and_on_a_japanese_side():
+    line = "I go to school every day.\t私は毎日学校に行きます。"
+    asked = dataclasses.replace(SETTINGS, drop_kana=False)
+    assert outcome(line, settings=asked) == "I go to school every day. | 私は毎日学校に行きます。"
+    normaliser = Normaliser("auto", {"en": False, "ja": True})
+    japanese = dataclasses.replace(SETTINGS, columns=("en", "ja"))
+    found = clean_chunk(Chunk(0, 2, [(line.encode(),)]), japanese, normaliser, ("x",))
+    assert found.kept.decode().split("\t")[2:4] == line.split("\t")
 
 
 def test_filter_drops_traditional_lines_and_converts_nothing():

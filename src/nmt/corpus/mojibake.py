@@ -46,6 +46,7 @@ _MOJIBAKE = re.compile(
         ]
     )
 )
+_SUSPECT = re.compile("[\x80-\x9f\xc2-\xf4]")  # All mojibake has one, and most Chinese lines have none.
 _C1 = re.compile("[\x80-\x84\x86-\x9f]")  # U+0085 is a line separator, which is a space here.
 _QUOTE = re.compile("(?<![^\x00-\x7f])[\x91-\x94\x96\x97](?![^\x00-\x7f])")  # Among ASCII a Windows-1252 mark for sure.
 _LOST = re.compile(f"\ufffd|{_C1.pattern}|â€|锟斤拷|(?<=[{_LOWER}])Ã(?![{_UPPER}{_LOWER}])")
@@ -53,7 +54,7 @@ _LOST = re.compile(f"\ufffd|{_C1.pattern}|â€|锟斤拷|(?<=[{_LOWER}])Ã(?![{
 
 def repair(text: str) -> str:
     """`text` with its mojibake undone, of several layers too; the same when it is repaired again."""
-    if text.isascii():
+    if text.isascii() or not _SUSPECT.search(text):
         return text
     while _C1.search(text):  # The whole line, where it can be: the sequences alone leave single characters.
         try:

@@ -1,7 +1,8 @@
 """One line of one language into the form that the model sees: the same code for `clean` and for `translate`.
 
-The order is mojibake, entities, control and format characters, spaces, width and NFC, script, punctuation. A line is
-done when another turn changes nothing, so normalised text is normalised again into itself.
+The order is mojibake, entities, control and format characters, spaces, width and NFC; then for a Chinese side script
+and punctuation, for a side written with spaces punctuation. Japanese keeps its marks as found. A line is done when
+another turn changes nothing, so normalised text is normalised again into itself.
 """
 
 import functools
@@ -9,6 +10,7 @@ import html
 import html.entities
 import json
 import re
+import typing
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,11 +18,14 @@ from pathlib import Path
 from typing import Literal
 
 from nmt.corpus.mojibake import repair
-from nmt.corpus.script import HAN, has_han, simplify, traditionalise
+from nmt.corpus.script import HAN, Policy, default_policy, has_han, is_chinese, simplify, traditionalise
 from nmt.errors import DataError
 from nmt.text import write_lines
 
-ZhScript = Literal["simplified", "traditional", "keep", "filter"]
+ZhScript = Literal["auto", "simplified", "traditional", "keep", "filter"]
+
+FORMAT = 2
+"""Of the file; the first had none, and its version converted every side written in Han characters as Chinese."""
 
 LARGEST_TURNS = 16
 """Turns after which a line is taken as it is; every step shortens a line or maps it one way, so 3 are rare."""
@@ -117,7 +122,7 @@ def _widen_brackets(found: re.Match[str]) -> str:
     return f"（{found[1]}）" if has_han(found[1]) or _CJK_MARK.match(before) else found[0]
 
 
-def _punctuate_han(text: str, zh_script: ZhScript) -> str:
+def _punctuate_han(text: str, policy: Policy) -> str:
     """Full-width marks beside Han characters; quotes as the script has them; no spaces that only set words apart."""
     if not has_han(text):
         return text
@@ -133,7 +138,7 @@ def _punctuate_han(text: str, zh_script: ZhScript) -> str:
     if '"' in text and text.count('"') % 2 == 0:
         parts = text.split('"')
         text = "".join(part + "“”"[n % 2] for n, part in enumerate(parts[:-1])) + parts[-1]
-    if zh_script == "simplified":
+    if policy == "simplified":
         text = text.translate(_SIMPLIFIED_QUOTES)
     text = _BRACKETS.sub(_widen_brackets, text)
     text = _STOP_AFTER_LATIN.sub(_widen, _STOP_AFTER_HAN.sub(_widen, text))
@@ -180,7 +185,7 @@ class Normaliser:
 
     zh_script: ZhScript
     han: Mapping[str, bool]
-    """For each language whether its side is written in Han characters, as found in the corpus itself."""
+    """For each language whether its side is written in Han characters or kana, as found in the corpus itself."""
 
     def __call__(self, text: str, lang: str) -> str:
         """The line in normal form: one line, no TAB, and itself when normalised again."""
@@ -192,15 +197,28 @@ class Normaliser:
                 break
         return text
 
+    def is_chinese(self, lang: str) -> bool:
+        """Whether a side is Chinese by its code and by its text; Japanese is never converted."""
+        return self.han[lang] and is_chinese(lang)
+
+    def policy(self, lang: str) -> Policy:
+        """The script that Chinese text of `lang` is converted to, or `keep`."""
+        if not self.is_chinese(lang) or self.zh_script == "filter":
+            return "keep"
+        return default_policy(lang) if self.zh_script == "auto" else self.zh_script
+
     def _turn(self, text: str, lang: str) -> str:
         text = _tidy(repair(text))
         if not self.han[lang]:
             return _punctuate_spaced(text, lang)
-        if self.zh_script == "simplified":
+        if not self.is_chinese(lang):
+            return text  # Japanese has marks of its own, half-width ones too.
+        policy = self.policy(lang)
+        if policy == "simplified":
             text = simplify(text)
-        elif self.zh_script == "traditional":
+        elif policy == "traditional":
             text = traditionalise(text)
-        return _punctuate_han(text, self.zh_script)
+        return _punctuate_han(text, policy)
 
     @staticmethod
     def load(path: str | Path) -> "Normaliser":
@@ -210,9 +228,15 @@ class Normaliser:
             script, han = found["zh_script"], found["han"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(f"cannot read {path}: {error}; run `nmt clean` again.") from error
-        if script not in ("simplified", "traditional", "keep", "filter") or not isinstance(han, dict):
+        if script not in typing.get_args(ZhScript) or not isinstance(han, dict):
             raise DataError(f"{path} isn't a normalisation that this version knows; run `nmt clean` again.")
-        return Normaliser(script, {str(lang): bool(is_han) for lang, is_han in han.items()})
+        normaliser = Normaliser(script, {str(lang): bool(is_han) for lang, is_han in han.items()})
+        if found.get("format", 1) < FORMAT and script != "keep":
+            for lang in filter(normaliser.han.get, normaliser.han):
+                if not normaliser.is_chinese(lang):
+                    raise DataError(f"{path}: its version treated {lang} as Chinese; run `nmt clean` again.")
+        return normaliser
 
     def save(self, path: str | Path) -> None:
-        write_lines(path, [json.dumps({"zh_script": self.zh_script, "han": dict(self.han)}, ensure_ascii=False)])
+        content = {"format": FORMAT, "zh_script": self.zh_script, "han": dict(self.han)}
+        write_lines(path, [json.dumps(content, ensure_ascii=False)])

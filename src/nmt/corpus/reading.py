@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nmt.config import CleanConfig
-from nmt.corpus.script import has_han
+from nmt.corpus.script import has_han, is_chinese
 from nmt.errors import DataError
 from nmt.text import decode_line
 
@@ -19,7 +19,6 @@ CHUNK_ROWS = 2_000
 Sources = Mapping[str, tuple[Path, ...]]
 
 _NOT_A_CORPUS = re.compile(r"(?:[_.].*|(?:licen[cs]es?|copying|readme|notice|attribution)\b.*|.*\.json)", re.IGNORECASE)
-_CHINESE = {"zh", "zho", "chi", "cmn", "yue", "lzh", "wuu"}
 _MOST_BAD = 0.01
 _SHOWN = 5
 
@@ -137,7 +136,7 @@ def inspect(files: Sequence[Path], settings: CleanConfig) -> Facts:
 
 def _check_script(where: str, han: tuple[bool, bool], shares: Sequence[float], settings: CleanConfig) -> None:
     """Refuses columns that a language's name contradicts: the commonest fault is that they are swapped."""
-    chinese = tuple(re.split("[-_]", lang.lower())[0] in _CHINESE for lang in settings.columns)
+    chinese = tuple(map(is_chinese, settings.columns))
     if han == chinese or chinese[0] == chinese[1]:
         return
     one, two = settings.columns
