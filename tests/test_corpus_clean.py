@@ -5,6 +5,7 @@ import json
 import os
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import opencc
@@ -221,13 +222,80 @@ def test_sources_with_their_chinese_in_different_columns_are_refused(tmp_path):
         clean_corpus(sources, dataclasses.replace(SMALL, columns=("qaa", "qab")), tmp_path)
 
 
-def test_the_script_of_the_text_decides_and_not_the_name_of_the_language(tmp_path):
+def with_columns(tmp_path: Path, *columns: str, **changes: str) -> tuple[dict[str, Any], str]:
+    """The report, and the text of all sets in the second column, of a corpus whose lines are in both scripts."""
     out = tmp_path / "out"
     out.mkdir()
-    settings = dataclasses.replace(SMALL, columns=("qaa", "qab"))
+    settings = dataclasses.replace(SMALL, columns=columns, **changes)
     report = clean_corpus({"a": (write_tsv(tmp_path / "a.tsv", sentences(400)),)}, settings, out)
-    assert report["han"] == {"qaa": False, "qab": True}
-    assert "湯" not in (out / "train.qab").read_text(encoding="utf-8")
+    return report, "".join((out / f"{name}.{columns[1]}").read_text(encoding="utf-8") for name in NAMES)
+
+
+@pytest.mark.parametrize("lang", ["zh", "zh-CN", "zh_SG", "zh-Hans", "zh-Hans-HK", "zho", "cmn", "wuu", "lzh"])
+def test_chinese_is_simplified_unless_its_code_says_traditional(tmp_path, lang):
+    report, text = with_columns(tmp_path, "en", lang)
+    assert report["zh_script"] == {lang: "simplified"}
+    assert "汤姆" in text
+    assert not set("湯來") & set(text)
+
+
+@pytest.mark.parametrize(
+    "lang", ["zh-Hant", "zh-TW", "zh-HK", "zh-MO", "zh_tw", "zho-Hant", "cmn-Hant", "yue", "zh-yue"]
+)
+def test_chinese_of_a_traditional_code_is_traditional(tmp_path, lang):
+    report, text = with_columns(tmp_path, "en", lang)
+    assert report["zh_script"] == {lang: "traditional"}
+    assert "湯姆" in text
+    assert not set("汤书觉玛丽读来") & set(text) - set("麗")
+    assert any(line.endswith("policy traditional") for line in print_report(report))
+
+
+def test_a_given_policy_is_stronger_than_the_code(tmp_path):
+    for number, (lang, policy) in enumerate([("zh-TW", "simplified"), ("zh", "traditional"), ("zh-Hant", "keep")]):
+        (tmp_path / str(number)).mkdir()
+        report, text = with_columns(tmp_path / str(number), "en", lang, zh_script=policy)
+        assert report["zh_script"] == {lang: policy}
+        assert ("汤" in text, "湯" in text) == (policy == "simplified", policy != "simplified")
+
+
+@pytest.mark.parametrize("lang", ["ja", "jpn", "ja-JP", "ko", "qab"])
+@pytest.mark.parametrize("policy", ["auto", "simplified", "filter"])
+def test_what_is_not_chinese_is_never_converted_though_it_is_written_in_han(tmp_path, lang, policy):
+    report, text = with_columns(tmp_path, "en", lang, zh_script=policy)
+    assert report["han"] == {"en": False, lang: True}
+    assert report["zh_script"] == {}
+    assert report["script"] == dict.fromkeys(("simplified", "traditional", "mixed", "neutral"), 0)
+    assert "湯姆" in text
+    assert "看书" in text
+
+
+def test_two_chinese_sides_have_each_its_script(tmp_path):
+    pairs = [(f"第{n}天他來了，{n}号房间开着門。", f"第{n}天他来了，{n}號房間開著門。") for n in range(300)]
+    out = tmp_path / "out"
+    out.mkdir()
+    settings = dataclasses.replace(SMALL, columns=("zh-Hans", "zh-Hant"), drop_copies=False)
+    report = clean_corpus({"a": (write_tsv(tmp_path / "a.tsv", pairs),)}, settings, out)
+    assert report["zh_script"] == {"zh-Hans": "simplified", "zh-Hant": "traditional"}
+    assert pairs_of_columns(out, settings.columns) == {
+        (f"第{n}天他来了，{n}号房间开着门。", f"第{n}天他來了，{n}號房間開著門。") for n in range(300)
+    }
+
+
+def pairs_of_columns(out: Path, columns: tuple[str, ...]) -> set[tuple[str, str]]:
+    return {
+        pair for name in NAMES for pair in zip(*(read_lines(out / f"{name}.{lang}") for lang in columns), strict=True)
+    }
+
+
+def test_japanese_is_measured_and_kept_as_japanese(tmp_path):
+    pairs = [(f"Yes, I studied in room {n}.", f"はい、{n}号室で勉強しました。") for n in range(150)]
+    pairs += [(f"Thank you very much, number {n}.", f"{n}ばん、ありがとうございます!") for n in range(150)]
+    out = tmp_path / "out"
+    out.mkdir()
+    settings = dataclasses.replace(SMALL, columns=("en", "ja"))
+    report = clean_corpus({"a": (write_tsv(tmp_path / "a.tsv", pairs),)}, settings, out)
+    assert report["kept"] == 300
+    assert pairs_of_columns(out, settings.columns) == set(pairs)
 
 
 def test_a_corpus_without_a_han_side_is_cleaned_too(tmp_path):
@@ -318,7 +386,8 @@ def test_when_a_rule_drops_all_rows_the_reason_is_what_is_said_and_the_rows_stay
     # Others are bad for two reasons of their own: the columns have to look like those of a corpus.
     rows = [BAD[reason]] * 200 + [("?", "第一号在。")] * 110 + [("It is \ufffd.", "第二号在。")] * 111
     (tmp_path / "x.tsv").write_text("".join("\t".join(row) + "\n" for row in rows), encoding="utf-8")
-    columns = ("qaa", "qab")  # Whichever side is written in Han: no name contradicts it.
+    # Whichever side is written in Han, no name contradicts it; but only Chinese has two scripts.
+    columns = ("qaa", "zh" if reason == "script" else "qab")
     asked = dataclasses.replace(SMALL, columns=columns, zh_script="filter")
     with pytest.raises(NothingLeft) as caught:
         clean_corpus({"x": (tmp_path / "x.tsv",)}, asked, out)

@@ -154,8 +154,8 @@ class CleanConfig:
     """Pairs of the test set when it is made here, likewise."""
     seed: int = 1
     """Salt of the hash that orders the groups for the split."""
-    zh_script: Literal["simplified", "traditional", "keep", "filter"] = "simplified"
-    """Convert Chinese to one script, keep it as found, or drop lines with Traditional characters (`filter`)."""
+    zh_script: Literal["auto", "simplified", "traditional", "keep", "filter"] = "auto"
+    """Convert Chinese to the script of its code (`auto`) or another, keep it, or drop Traditional lines (`filter`)."""
     max_words: int = 200
     """Longest side in words, for a side that is written with spaces."""
     max_units: int = 300
@@ -178,6 +178,8 @@ class CleanConfig:
     """Drop pairs whose tags, formulas or printf placeholders differ, or that have an entity HTML doesn't know."""
     drop_pinyin: bool = True
     """Drop pairs whose Han side also has its pronunciation in Latin letters with tone marks."""
+    drop_kana: bool = True
+    """Drop pairs whose Chinese side is Japanese or Korean: more than one kana or hangul, and a tenth of its letters."""
     drop_cantonese: bool = False
     """Drop Chinese lines with at least two Cantonese-only characters."""
     drop_numbers: bool = False

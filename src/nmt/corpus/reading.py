@@ -26,6 +26,7 @@ from nmt.corpus.layout import (
     how_to_unquote,
     is_separated_by,
 )
+from nmt.corpus.script import is_chinese
 from nmt.errors import DataError, counted
 from nmt.text import decode_line
 
@@ -37,7 +38,6 @@ CHUNK_ROWS = 2_000
 Sources = Mapping[str, tuple[Path, ...]]
 
 _NOT_A_CORPUS = re.compile(r"(?:licen[cs]es?|copying|readme|notice|attribution)\b.*|.*\.json", re.IGNORECASE)
-_CHINESE = {"zh", "zho", "chi", "cmn", "yue", "lzh", "wuu"}
 _SHOWN = 5
 
 
@@ -263,7 +263,7 @@ def _check_script(files: Sequence[Path], layouts: Sequence[Layout], settings: Cl
     places = [(layouts[0], 1), (layouts[0], 2) if len(files) == 1 else (layouts[1], 1)]
     one, two = (layout.share_of_han(column) for layout, column in places)
     han = (one >= LEAST_SHARE, two >= LEAST_SHARE)
-    chinese = tuple(re.split("[-_]", lang.lower())[0] in _CHINESE for lang in settings.columns)
+    chinese = tuple(map(is_chinese, settings.columns))
     if han == chinese or chinese[0] == chinese[1]:
         return han
     first, second = settings.columns

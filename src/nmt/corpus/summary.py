@@ -98,7 +98,8 @@ def _script(report: Mapping[str, Any]) -> Iterable[str]:
     if total := sum(report["script"].values()):
         counts = ", ".join(f"{count:,} {kind}" for kind, count in report["script"].items())
         with_traditional = report["script"]["traditional"] + report["script"]["mixed"]
-        policy = report["settings"]["zh_script"]
+        wanted = report["settings"]["zh_script"]
+        policy = wanted if wanted == "filter" else ", ".join(dict.fromkeys(report["zh_script"].values()))
         yield f"script      {counts}: {_share(with_traditional, total)} with Traditional characters; policy {policy}"
 
 
