@@ -28,8 +28,9 @@ MAP = {
     "plan": {"pipeline", "batching", "dataset", "distributed", "step", "sizes"},
     "pipeline": set(),
     # ── the street ──
-    "training": {"validation", "watch", "launch", "step", "dataset", "batching", "checkpoint", "tracking",
+    "training": {"resume", "validation", "watch", "launch", "step", "dataset", "batching", "checkpoint", "tracking",
                  "distributed", "provenance", "tokenizer", "corpus", "sizes"},
+    "resume": {"validation", "step", "checkpoint", "provenance", "distributed"},
     "validation": {"step", "dataset", "checkpoint", "tracking", "translation", "scoring", "tokenizer", "corpus",
                    "distributed"},
     "watch": {"step", "batching", "distributed"},

@@ -10,8 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
-from nmt import checkpoint
+from forked import forked_world
+from nmt import checkpoint, distributed
 from nmt.scoring import bleu
 from nmt.text import read_lines
 from nmt.training import train_model
@@ -252,6 +254,35 @@ def test_workers_do_not_outlive_a_launcher_that_was_killed(paths, tmp_path):
             return True
 
     wait_until(lambda: all(gone(pid) for pid in pids))
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_error_aborts_a_group_of_nccl_which_would_wait_for_a_dead_process(tmp_path, backend, fails):
+    def process(rank: int) -> None:
+        calls = []
+        if backend == "nccl":  # As on a GPU, but for what computes and what talks.
+            honest = distributed.distributed.init_process_group
+            distributed.choose_device = lambda *_: torch.device("cuda", 0)
+            distributed.distributed.init_process_group = lambda name, **more: honest("gloo", **more)
+        for module, name in ((distributed, "_abort_process_group"), (distributed.distributed, "destroy_process_group")):
+            end = getattr(module, name)
+            setattr(module, name, lambda end=end, name=name: (calls.append(name), end()))
+        try:
+            with distributed.join("auto") as world:
+                assert world.sum([1.0]) == [2.0]
+                if fails:
+                    raise ValueError("the dog ate it")
+        except ValueError:
+            assert fails
+        assert calls == ["_abort_process_group" if backend == "nccl" and fails else "destroy_process_group"]
+        assert not torch.distributed.is_initialized()
+        del world  # It holds a group as well.
+        names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
+        assert not [name for name in names if name.startswith("pt_gloo")]
+
+    for ended in forked_world(2, process):
+        assert ended.code == 0, ended.told
 
 
 # ── what goes wrong between them ────────────────────────────────────────────────────────────────────────────────────

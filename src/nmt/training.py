@@ -21,6 +21,7 @@ from nmt.distributed import World, is_lost_contact
 from nmt.errors import CheckpointError, LostContact, NmtError, Preempted, first_line
 from nmt.launch import leave_word
 from nmt.provenance import TrainPaths, open_run, unchanged
+from nmt.resume import require_equal_settings, require_equal_state, require_shared, resume
 from nmt.sizes import peak_flops
 from nmt.step import StepStats, Trainer, mix, rehearse, train_step
 from nmt.text import read_lines, read_object, write_json
@@ -40,32 +41,34 @@ def train_model(
     `fresh` starts over; `init_from` is a run whose final weights a new training begins with. A finished run is left
     as it is. Raises Preempted when a signal ended it after a save. Who calls this holds the run's lock.
     """
-    if not fresh and world.from_leader([float(is_finished(config, paths))])[0]:
+    if not fresh and world.from_leader([float(world.leads and is_finished(config, paths))])[0]:
         log.info("train: %s is finished; nothing to do", paths.run)
         return
-    if world.leads:
-        checkpoint.recover(paths.run)
-        open_run(config, paths, fresh=fresh)
-    world.barrier()
+    try:
+        with world.all_or_none():
+            if world.leads:
+                checkpoint.recover(paths.run)
+                open_run(config, paths, fresh=fresh)
+        require_shared(paths.run, world)
+    except NmtError as error:
+        say_why(world, 0, error)
+        raise
     with Heartbeat(paths.run / "heartbeat", world, config.train.silence) as heartbeat:
         try:
-            tokenizers = load_tokenizers(paths.bpe, config.data.src, config.data.tgt)
-            trainer = Trainer.build(config, world, (len(tokenizers[0]), len(tokenizers[1])), heartbeat)
+            with world.all_or_none():
+                data, dev = open_data(config, paths, world)
+            require_equal_settings(config, paths, world)
+            sizes = (len(dev.tokenizers[0]), len(dev.tokenizers[1]))
+            trainer = Trainer.build(config, world, sizes, heartbeat)
             progress = resume(trainer, paths.run, init_from)
             if not is_over(config, progress):
-                trainer, progress = make_room(trainer, paths, progress)
-            dev = DevSet(
-                open_dataset(paths.encode, "dev", config.data.src, config.data.tgt),
-                read_lines(paths.clean / f"dev.{config.data.src}"),
-                read_lines(paths.clean / f"dev.{config.data.tgt}"),
-                tokenizers,
-                Normaliser.load(paths.clean / "normalisation.json"),
-            )
+                trainer, progress = make_room(trainer, data, progress)
+            require_equal_state(trainer, progress)
             tell(trainer, paths.run, "running", progress)
             with Tracker(
                 paths.run, first_step=progress.step, last_step=config.optim.max_steps, writes=world.leads
             ) as tracker:
-                progress = loop(trainer, paths, dev, progress, tracker)
+                progress = loop(trainer, paths, data, dev, progress, tracker)
                 choose_final(trainer, paths.run, dev, progress, tracker)
             tell(trainer, paths.run, "finished", progress)
         except BaseException as error:
@@ -75,22 +78,39 @@ def train_model(
             raise reason from error
 
 
-def make_room(trainer: Trainer, paths: TrainPaths, progress: Progress) -> tuple[Trainer, Progress]:
+def open_data(config: Config, paths: TrainPaths, world: World) -> tuple[ParallelDataset, DevSet]:
+    """What is trained on and what it is measured by; one process of each machine hashes the encoded files."""
+    src, tgt = config.data.src, config.data.tgt
+    train, dev = (
+        open_dataset(paths.encode, split, src, tgt, verify=not world.local_rank) for split in ("train", "dev")
+    )
+    return train, DevSet(
+        dev,
+        read_lines(paths.clean / f"dev.{src}"),
+        read_lines(paths.clean / f"dev.{tgt}"),
+        load_tokenizers(paths.bpe, src, tgt),
+        Normaliser.load(paths.clean / "normalisation.json"),
+    )
+
+
+def make_room(trainer: Trainer, data: ParallelDataset, progress: Progress) -> tuple[Trainer, Progress]:
     """Rehearse the largest micro-batch; what `device_tokens: auto` has found once stays, for updates are cut by it."""
-    data, finds = trainer.config.data, trainer.config.train.device_tokens == "auto"
+    finds = trainer.config.train.device_tokens == "auto"
     if finds and progress.device_tokens:
         trainer = replace(trainer, device_tokens=progress.device_tokens)
-    trainer = rehearse(trainer, open_dataset(paths.encode, "train", data.src, data.tgt))
+    trainer = rehearse(trainer, data)
     return trainer, replace(progress, device_tokens=trainer.device_tokens if finds else 0)
 
 
-def loop(trainer: Trainer, paths: TrainPaths, dev: DevSet, progress: Progress, tracker: Tracker) -> Progress:
+def loop(
+    trainer: Trainer, paths: TrainPaths, train_set: ParallelDataset, dev: DevSet, progress: Progress, tracker: Tracker
+) -> Progress:
     """Step, log, validate and save until the training is over."""
     train, run = trainer.config.train, paths.run
     skips, meter = Skips(progress.skipped), Meter(trainer.world, trainer.config.optim.precision)
     trainer.model.train()
     with Stop(trainer.world) as stop:
-        for data, update, (epoch, done) in updates(trainer.config, paths, dev.tokenizers, progress):
+        for data, update, (epoch, done) in updates(trainer.config, paths, train_set, dev.tokenizers, progress):
             if is_over(trainer.config, progress):
                 break
             progress = replace(progress, step=progress.step + 1, epoch=epoch, update=done)
@@ -121,11 +141,15 @@ def loop(trainer: Trainer, paths: TrainPaths, dev: DevSet, progress: Progress, t
 
 
 def updates(
-    config: Config, paths: TrainPaths, tokenizers: tuple[Tokenizer, Tokenizer], progress: Progress
+    config: Config,
+    paths: TrainPaths,
+    plain: ParallelDataset,
+    tokenizers: tuple[Tokenizer, Tokenizer],
+    progress: Progress,
 ) -> Iterator[tuple[ParallelDataset, Numbers, tuple[int, int]]]:
     """Updates without end from where `progress` is: data, pairs, and the (epoch, updates of it) that are done by it."""
     src, tgt, seed = config.data.src, config.data.tgt, config.optim.seed
-    plain = data = open_dataset(paths.encode, "train", src, tgt)
+    data = plain
     text: tuple[Sequence[str], Sequence[str]] = ((), ())
     if config.bpe.dropout:
         sides = [read_lines(paths.clean / f"train.{language}") for language in (src, tgt)]
@@ -218,32 +242,6 @@ def is_finished(config: Config, paths: TrainPaths) -> bool:
     return ended and unchanged(config, paths) and checkpoint.fault(paths.run / "final") is None
 
 
-def resume(trainer: Trainer, run: Path, init_from: Path | None) -> Progress:
-    """Load the newest checkpoint, or the weights to begin with, into the trainer."""
-    found = checkpoint.load_newest(run, trainer.model, trainer.optimizer, Progress)
-    if found is not None:
-        folder, progress = found
-        if trainer.scaler.is_enabled():
-            ours = {"scale": progress.loss_scale, "_growth_tracker": progress.scale_steps}
-            trainer.scaler.load_state_dict(trainer.scaler.state_dict() | ours)
-        log.info("train: going on from %s", folder)
-        return progress
-    if init_from is not None:
-        weights, _ = checkpoint.load(init_from / "final")
-        try:
-            trainer.model.load_state_dict(weights)
-        except RuntimeError as error:
-            raise CheckpointError(
-                f"the weights of {init_from} do not fit this model and vocabulary: {error}"
-            ) from error
-        for path in sorted((run / "tokenizer").glob("*.model")):
-            if (init_from / "tokenizer" / path.name).read_bytes() != path.read_bytes():
-                raise CheckpointError(
-                    f"{init_from} has another vocabulary; set bpe.model to [{init_from / 'tokenizer' / path.name}]."
-                )
-    return Progress()
-
-
 def save(trainer: Trainer, run: Path, progress: Progress) -> None:
     """Write a checkpoint and remove the oldest; every process waits until it is on the disk."""
     trainer.at("saving")
@@ -290,8 +288,14 @@ def give_up(run: Path, world: World, step: int, error: BaseException) -> BaseExc
         ):  # What ended the training matters more, and may be the same.
             status = read_object(run / "status.json")
             write_json(run / "status.json", status | {"state": "preempted" if asked else "failed"})
-    if world.size > 1 and not asked:
+    if not asked:
+        say_why(world, step, error)
+    return error
+
+
+def say_why(world: World, step: int, error: BaseException) -> None:
+    """Let whoever started several processes know why this one ends."""
+    if world.size > 1:
         kind = "" if isinstance(error, NmtError) else f"{type(error).__name__}: "
         word = f"process {world.rank} of {world.size}, step {step:,}: {kind}{error}"
         leave_word(word, is_consequence=isinstance(error, LostContact))
-    return error
