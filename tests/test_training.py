@@ -18,7 +18,7 @@ from nmt.config import BpeConfig, Config, EncodeConfig, load
 from nmt.dataset import encode_corpus, open_dataset
 from nmt.errors import CheckpointError, ConfigError
 from nmt.provenance import TrainPaths, read_config
-from nmt.step import Trainer, TrainingModel, train_step
+from nmt.step import Trainer, TrainingModel, micro_batches, train_step
 from nmt.symbols import PAD
 from nmt.tokenizer import train_bpe
 from nmt.training import train_model
@@ -98,6 +98,49 @@ def test_the_first_update_of_every_recipe_runs(paths, recipe):
     assert stats.rate > 0
     changed = [name for name, weight in trainer.model.state_dict().items() if not torch.equal(weight, before[name])]
     assert "embedding.weight" in changed
+
+
+def test_dropout_draws_new_masks_in_each_step_and_micro_batch_and_the_same_when_a_step_is_taken_again(paths):
+    data = open_dataset(paths.encode, "train", "en", "zh")
+
+    def loss(step: int, update: list[int], *changes: str) -> float:
+        trainer = trainer_of(settings("optim.seed=3", *changes))  # With the same weights each time.
+        return train_step(trainer, data, np.array(update), step).loss.item()
+
+    plain = [loss(step, [5], "model.dropout=0") for step in (1, 2, 3)]
+    assert len(set(plain)) == 1
+    for change in ("model.dropout=0.3", "model.attention_dropout=0.3", "model.activation_dropout=0.3"):
+        rest = () if change.startswith("model.dropout") else ("model.dropout=0",)
+        drawn = [loss(step, [5], change, *rest) for step in range(1, 9)]
+        assert len(set(drawn)) == len(drawn), "two steps have the same masks"
+        assert [loss(step, [5], change, *rest) for step in range(1, 9)] == drawn
+    # The same pair in two micro-batches of an update: the second does not repeat the first.
+    apart = ("model.dropout=0.3", f"train.device_tokens={int(max(data.src.lengths[5], data.tgt.lengths[5]))}")
+    assert len(step_parts := list(micro_batches(trainer_of(settings(*apart)), data, np.array([5, 5])))) == 2, step_parts
+    assert loss(1, [5, 5], *apart) != pytest.approx(2 * loss(1, [5], *apart), rel=1e-9)
+    still = ("model.dropout=0", apart[1])
+    assert loss(1, [5, 5], *still) == pytest.approx(2 * loss(1, [5], *still), rel=1e-9)
+
+
+AVX2 = "processor : 0\nflags : fpu sse4_2 fma avx avx2 f16c\n"
+
+
+@pytest.mark.parametrize(("precision", "warned"), [("float32", 0), ("bfloat16", 1), ("float16", 1)])
+def test_half_precision_is_warned_of_once_with_the_factor_where_the_cpu_lacks_it(
+    paths, tmp_path, monkeypatch, caplog, precision, warned
+):
+    (tmp_path / "cpuinfo").write_text(AVX2)
+    monkeypatch.setattr(machine, "CPU_INFO", tmp_path / "cpuinfo")
+    run = at(paths, tmp_path / "run")
+    train_model(settings(f"optim.precision={precision}", "optim.max_steps=2"), run, ALONE)
+    told = [record.getMessage() for record in caplog.records if "20 times" in record.getMessage()]
+    assert len(told) == warned
+    assert all(f"optim.precision is {precision}" in line for line in told)
+    caplog.clear()
+    Translator.load(run.run, settings(f"translate.precision={precision}").translate, device="cpu")
+    told = [record.getMessage() for record in caplog.records if "20 times" in record.getMessage()]
+    assert len(told) == warned
+    assert all(f"translate.precision is {precision}" in line for line in told)
 
 
 def interrupted(monkeypatch, config: Config, paths: TrainPaths, step: int) -> None:

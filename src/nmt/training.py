@@ -20,6 +20,7 @@ from nmt.dataset import ParallelDataset, open_dataset, resample
 from nmt.distributed import World, is_lost_contact
 from nmt.errors import CheckpointError, LostContact, NmtError, Preempted, first_line
 from nmt.launch import leave_word
+from nmt.machine import warn_of_slow
 from nmt.provenance import TrainPaths, open_run, unchanged
 from nmt.resume import require_equal_settings, require_equal_state, require_shared, resume
 from nmt.sizes import peak_flops
@@ -44,6 +45,8 @@ def train_model(
     if not fresh and world.from_leader([float(world.leads and is_finished(config, paths))])[0]:
         log.info("train: %s is finished; nothing to do", paths.run)
         return
+    if world.leads:
+        warn_of_slow("optim.precision", config.optim.precision, world.device)
     try:
         with world.all_or_none():
             if world.leads:
