@@ -56,7 +56,7 @@ def train_model(
     except NmtError as error:
         say_why(world, 0, error)
         raise
-    with Heartbeat(paths.run / "heartbeat", world, config.train.silence) as heartbeat:
+    with Stop(world) as stop, Heartbeat(paths.run / "heartbeat", world, config.train.silence) as heartbeat:
         try:
             with world.all_or_none():
                 data, dev = open_data(config, paths, world)
@@ -71,7 +71,7 @@ def train_model(
             with Tracker(
                 paths.run, first_step=progress.step, last_step=config.optim.max_steps, writes=world.leads
             ) as tracker:
-                progress = loop(trainer, paths, data, dev, progress, tracker)
+                progress = loop(trainer, paths, data, dev, progress, tracker, stop)
                 choose_final(trainer, paths.run, dev, progress, tracker)
             tell(trainer, paths.run, "finished", progress)
         except BaseException as error:
@@ -106,13 +106,19 @@ def make_room(trainer: Trainer, data: ParallelDataset, progress: Progress) -> tu
 
 
 def loop(
-    trainer: Trainer, paths: TrainPaths, train_set: ParallelDataset, dev: DevSet, progress: Progress, tracker: Tracker
+    trainer: Trainer,
+    paths: TrainPaths,
+    train_set: ParallelDataset,
+    dev: DevSet,
+    progress: Progress,
+    tracker: Tracker,
+    stop: Stop,
 ) -> Progress:
     """Step, log, validate and save until the training is over."""
     train, run = trainer.config.train, paths.run
     skips, meter = Skips(progress.skipped), Meter(trainer.world, trainer.config.optim.precision)
     trainer.model.train()
-    with Stop(trainer.world) as stop:
+    with stop.stepping():
         for data, update, (epoch, done) in updates(trainer.config, paths, train_set, dev.tokenizers, progress):
             if is_over(trainer.config, progress):
                 break
@@ -124,7 +130,6 @@ def loop(
             last = progress.step >= trainer.config.optim.max_steps
             due = progress.step % train.save_every == 0 or last
             skips.add(progress.step, stats.skipped, data.rows[update].tolist())
-            signal = stop.agreed()
             if progress.step % train.log_every == 0 or last:
                 skips.settle()
                 tracker.numbers("train", progress.step, meter.report() | {"epoch": epoch, "skipped": skips.count})
@@ -133,10 +138,13 @@ def loop(
                 if progress.best_step == progress.step and trainer.world.leads:
                     checkpoint.save(run / "best", trainer.model.state_dict(), asdict(progress))
                 meter.restart()
-            if due or signal or is_over(trainer.config, progress):
+            over = is_over(trainer.config, progress)
+            signal = stop.agreed(last=over)
+            if due or signal or over:
                 skips.settle()
                 progress = replace(progress, skipped=skips.count)
-                save(trainer, run, progress)
+                with stop.saving():
+                    save(trainer, run, progress)
                 meter.restart()
             if signal:
                 raise preempted(signal, progress.step)
@@ -293,6 +301,8 @@ def give_up(run: Path, world: World, step: int, error: BaseException) -> BaseExc
             write_json(run / "status.json", status | {"state": "preempted" if asked else "failed"})
     if not asked:
         say_why(world, step, error)
+    elif world.leads and not isinstance(error, Preempted):
+        log.info("train: stopped by a signal at step %s; the same command goes on from the newest checkpoint", step)
     return error
 
 
