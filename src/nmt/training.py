@@ -134,18 +134,17 @@ def loop(
                 skips.settle()
                 tracker.numbers("train", progress.step, meter.report() | {"epoch": epoch, "skipped": skips.count})
             if progress.step % train.validate_every == 0 or last:
-                progress = validate(trainer, dev, progress, tracker)
-                if progress.best_step == progress.step and trainer.world.leads:
-                    checkpoint.save(run / "best", trainer.model.state_dict(), asdict(progress))
-                meter.restart()
+                with meter.paused():
+                    progress = validate(trainer, dev, progress, tracker)
+                    if progress.best_step == progress.step and trainer.world.leads:
+                        checkpoint.save(run / "best", trainer.model.state_dict(), asdict(progress))
             over = is_over(trainer.config, progress)
             signal = stop.agreed(last=over)
             if due or signal or over:
                 skips.settle()
                 progress = replace(progress, skipped=skips.count)
-                with stop.saving():
+                with meter.paused(), stop.saving():
                     save(trainer, run, progress)
-                meter.restart()
             if signal:
                 raise preempted(signal, progress.step)
     return progress
@@ -196,19 +195,24 @@ class Meter:
         """Take one step in."""
         self.stats.append(stats)
 
-    def restart(self) -> None:
-        """Leave the time since the last step out: it went into something else than steps."""
-        if not self.stats:
-            self.since = time.perf_counter()
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """A block whose time is not that of steps; what a GPU still has to do for them is waited for before."""
+        if self.world.device.type == "cuda":
+            torch.cuda.synchronize(self.world.device)
+        started = time.perf_counter()
+        yield
+        self.since += time.perf_counter() - started
 
     def report(self) -> dict[str, float]:
         """Means over the steps since the last report; loss and nll are in nats for each target token.
 
         A step that was left out counts for the speed alone: its loss is no number.
         """
-        stats, now = self.stats, time.perf_counter()
-        seconds = now - self.since
+        stats = self.stats
         taken = [s for s in stats if not s.skipped.item()]
+        now = time.perf_counter()  # All steps are done: each was asked whether it was left out.
+        seconds = now - self.since
         loss, nll = self.world.sum([float(sum(s.loss for s in taken)), float(sum(s.nll for s in taken))])
         values: dict[str, float] = {}
         if taken:
@@ -221,6 +225,7 @@ class Meter:
                 "grad_norm": float(sum(s.grad_norm for s in taken)) / len(taken),
             }
         values |= {
+            "steps": len(stats),
             "tokens_per_second": sum(s.tokens for s in stats) / seconds,
             "padding": sum(s.padding for s in stats) / len(stats),
         }
