@@ -17,7 +17,7 @@ from pathlib import Path
 
 from nmt.checkpoint import saved_steps
 from nmt.errors import NmtError
-from nmt.launch import family
+from nmt.launch import die_with_parent, family
 
 STEPS, SAVE_EVERY = 48, 8
 TINY = (
@@ -62,6 +62,7 @@ class Bench:
                 stdout=told,
                 stderr=told,
                 env=os.environ | {"TMPDIR": str(self.folder)},  # What torch leaves behind goes with the rest.
+                preexec_fn=die_with_parent,
             )
         try:
             yield process
