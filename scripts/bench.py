@@ -25,13 +25,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SRC = ROOT / "src"
 sys.path.insert(0, str(SRC))
 
-from nmt.launch import family  # noqa: E402  It loads no torch, whose pages would be shared with what is measured.
+# It loads no torch, whose pages would be shared with what is measured.
+from nmt.launch import die_with_parent, family  # noqa: E402
+
+execute = partial(subprocess.run, check=True, preexec_fn=die_with_parent)
+"""Runs a command to a good end; it ends with this process, even if that is killed."""
 
 SIZES = {
     # The peers' limit of 4,096 counts padded slots of the longer side; so many real tokens give equally many pairs.
@@ -144,7 +149,7 @@ def sets(words: Sequence[str]) -> list[str]:
 
 
 def nmt(args: argparse.Namespace, words: Sequence[str]) -> None:
-    subprocess.run([sys.executable, "-m", "nmt", *words], cwd=args.work, env=environment(), check=True)
+    execute([sys.executable, "-m", "nmt", *words], cwd=args.work, env=environment())
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -160,7 +165,7 @@ def train_nmt(args: argparse.Namespace, processes: int, words: Sequence[str], *,
     command += ["--fresh", *sets([*words, f"optim.max_steps={args.warmup + args.updates}"]), "--device", args.device]
     # A single process is launched too: it is a world of one, and gets all cores as threads.
     code = f"import sys; from nmt.launch import launch; sys.exit(launch(sys.argv[1:], {processes}))"
-    subprocess.run([sys.executable, "-c", code, *command], cwd=args.work, env=environment(), check=True)
+    execute([sys.executable, "-c", code, *command], cwd=args.work, env=environment())
     return json.loads(report.read_text())
 
 
@@ -206,7 +211,7 @@ def train_peer(args: argparse.Namespace, name: str) -> dict:
     needs = {"PEERS": args.peers, "DATA": args.work / "peers", "RUN": args.work / f"peers-{args.size}", "OUT": out}
     more = {"SIZE": args.size, "ROUNDS": 1, "UPDATES": args.updates, "WARMUP": args.warmup, "LIMIT": 600}
     asked = {key: str(value) for key, value in (needs | more).items()}
-    subprocess.run(["bash", str(args.drivers / "bench_train.sh"), name], env=environment(**asked), check=True)
+    execute(["bash", str(args.drivers / "bench_train.sh"), name], env=environment(**asked))
     result = json.loads(out.read_text().strip().split("\n")[-1])
     keys = {"real_tok_s": "tokens_s", "real_tok_per_update": "tokens_update", "padding_share": "padding"}
     return {new: result[old] for old, new in keys.items()} | {"s_update": result["seconds"] / result["updates"]}
@@ -224,13 +229,11 @@ def prepare_peers(args: argparse.Namespace) -> None:
                 link = links / f"{part}.{plain}"
                 link.unlink(missing_ok=True)
                 link.symlink_to(args.split.resolve() / f"{part}.{end}")
-        subprocess.run(
-            [python, str(args.drivers / "prepare_data.py"), "--in", str(links), "--out", str(data)], check=True
-        )
+        execute([python, str(args.drivers / "prepare_data.py"), "--in", str(links), "--out", str(data)])
     if not (run / "ready").exists():
         run.mkdir(exist_ok=True)
         made = [str(args.drivers / "make_configs.py"), "--data", str(data), "--out", str(run), "--size", args.size]
-        subprocess.run([python, *made], check=True)
+        execute([python, *made])
         if "fairseq" in args.peer:
             words = (data / "vocab.txt").read_text(encoding="utf-8").split("\n")[:-1]
             (run / "dict.txt").write_text("".join(f"{word} 1\n" for word in words), encoding="utf-8")
@@ -238,7 +241,7 @@ def prepare_peers(args: argparse.Namespace) -> None:
             preprocess += ["--trainpref", f"{data}/train.sp", "--validpref", f"{data}/dev.sp"]
             preprocess += ["--testpref", f"{data}/test.sp", "--destdir", f"{run}/fairseq-bin"]
             preprocess += ["--srcdict", f"{run}/dict.txt", "--joined-dictionary"]
-            subprocess.run(preprocess, check=True, stdout=subprocess.DEVNULL)
+            execute(preprocess, stdout=subprocess.DEVNULL)
         (run / "ready").touch()
 
 
@@ -272,7 +275,7 @@ def decode(args: argparse.Namespace) -> None:
         cut_into_pieces(run, lines, args.src, pieces)
         converted = args.work / "ctranslate2"
         python = str(args.peers / "hf" / "bin" / "python")
-        subprocess.run([python, str(ROOT / "scripts" / "to_ctranslate2.py"), str(run), str(converted)], check=True)
+        execute([python, str(ROOT / "scripts" / "to_ctranslate2.py"), str(run), str(converted)])
     contestants: dict[str, Callable[[], dict]] = {}
     for precision in args.precision:
         contestants[f"nmt, {precision}"] = lambda precision=precision: decode_nmt(args, run, source, precision)
@@ -308,7 +311,7 @@ def decode_nmt(args: argparse.Namespace, run: Path, source: Path, precision: str
     report, count = args.work / "report.json", source.read_bytes().count(b"\n")
     words = [str(run), str(source), str(args.forced), str(args.batch), precision, str(report)]
     command = [sys.executable, str(Path(__file__).resolve()), "_decode", *words]
-    subprocess.run(command, env=environment(), check=True, cwd=args.work)
+    execute(command, env=environment(), cwd=args.work)
     return _rates(json.loads(report.read_text())["seconds"], count, args.forced)
 
 
@@ -347,7 +350,7 @@ def decode_peer(args: argparse.Namespace, name: str, pieces: Path, converted: Pa
         words += ["--size", args.size]
     words += ["--min-len", str(args.forced), "--max-len", str(args.forced)] if args.forced else []
     command = [str(args.peers / "hf" / "bin" / "python"), str(args.drivers / "decode_peer.py"), *words]
-    done = subprocess.run(command, env=environment(), check=True, capture_output=True, text=True)
+    done = execute(command, env=environment(), capture_output=True, text=True)
     result = json.loads(done.stdout.strip().split("\n")[-1])
     return _rates(result["seconds"], result["sentences"], args.forced)
 
@@ -376,9 +379,7 @@ def start(args: argparse.Namespace) -> None:
     def timed(*words: str) -> dict:
         start = time.perf_counter()
         command = [sys.executable, "-m", "nmt", *words]
-        subprocess.run(
-            command, cwd=args.work, env=environment(), check=True, input=b"Hello.\n", stdout=subprocess.DEVNULL
-        )
+        execute(command, cwd=args.work, env=environment(), input=b"Hello.\n", stdout=subprocess.DEVNULL)
         return {"seconds": time.perf_counter() - start}
 
     contestants: dict[str, Callable[[], dict]] = {"nmt --help": lambda: timed("--help")}

@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 
 from gpu_report import Report, Setting, recipe
+from nmt.dataset import open_dataset
 from nmt.provenance import TrainPaths
 from nmt.scoring import bleu
 from nmt.step import Trainer, train_step
@@ -35,7 +36,8 @@ def train(report: Report, at: Setting) -> None:
         paths = TrainPaths(clean=clean, bpe=bpe, encode=encode, run=Path(folder) / "run")
         tokenizers = load_tokenizers(bpe, src, tgt)
         trainer = Trainer.build(config, at.world, (len(tokenizers[0]), len(tokenizers[1])))
-        stream = islice(enumerate(updates(config, paths, tokenizers, Progress()), 1), 6 if at.tiny else 150)
+        pairs = open_dataset(encode, "train", src, tgt)
+        stream = islice(enumerate(updates(config, paths, pairs, tokenizers, Progress()), 1), 6 if at.tiny else 150)
         begun, first = time.perf_counter(), 2 if at.tiny else 20
         for step, (data, update, _) in stream:
             train_step(trainer, data, update, step)

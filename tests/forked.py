@@ -7,12 +7,14 @@ import ctypes
 import os
 import resource
 import signal
+import socket
 import struct
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 
 class Ended(NamedTuple):
@@ -30,14 +32,40 @@ def forked(
     seconds: int = 600,
 ) -> Ended:
     """Call `action` in a child, which may write files of `largest_file` bytes at most."""
-    reading, writing = os.pipe()
+    with tempfile.TemporaryFile() as told:
+        child = _start(action, told.fileno(), largest_file, folder, seconds)
+        return _ended(child, told)
+
+
+def forked_world(size: int, action: Callable[[int], object], seconds: int = 120) -> list[Ended]:
+    """Call `action(rank)` in so many children, which can find each other as those of torchrun do."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1]), "WORLD_SIZE": str(size)}
+
+    def at(rank: int) -> None:
+        os.environ |= world | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        action(rank)
+
+    files = [tempfile.TemporaryFile() for _ in range(size)]  # noqa: SIM115  Not pipes, which may fill.
+    children = [_start(lambda rank=rank: at(rank), files[rank].fileno(), None, None, seconds) for rank in range(size)]
+    return [_ended(child, file) for child, file in zip(children, files, strict=True)]
+
+
+def _ended(child: int, told: IO[bytes]) -> Ended:
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    told.seek(0)
+    return Ended(code, told.read().decode("utf-8", errors="replace"))
+
+
+def _start(action: Callable[[], object], told: int, largest_file: int | None, folder: Path | None, seconds: int) -> int:
     child = os.fork()
     if not child:
         code = 1
         try:
             os.dup2(os.open(os.devnull, os.O_RDWR), 0)
             os.dup2(os.open(os.devnull, os.O_RDWR), 1)
-            os.dup2(writing, 2)
+            os.dup2(told, 2)
             sys.stdin, sys.stdout, sys.stderr = (
                 os.fdopen(number, mode, encoding="utf-8", closefd=False)
                 for number, mode in ((0, "r"), (1, "w"), (2, "w"))
@@ -58,10 +86,7 @@ def forked(
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
             os._exit(code)
-    os.close(writing)
-    with open(reading, encoding="utf-8", errors="replace") as stream:
-        told = stream.read()
-    return Ended(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), told)
+    return child
 
 
 def nmt(folder: Path, *words: str, largest_file: int | None = None, bound_by_modes: bool = False) -> Ended:

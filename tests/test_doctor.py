@@ -448,6 +448,34 @@ def test_whether_a_cpu_is_fast_in_bfloat16_is_read_from_its_flags(tmp_path: Path
     assert machine.fast_bfloat16(tmp_path / "absent") is None
 
 
+@pytest.mark.parametrize(
+    ("flags", "slow"),
+    [
+        ("flags : fpu avx2 fma f16c", {"bfloat16", "float16"}),
+        ("flags : fpu avx512f avx512_bf16", {"float16"}),
+        ("flags : fpu avx512f avx512_bf16 avx512_fp16", set()),
+        ("flags : fpu amx_bf16 amx_tile", {"float16"}),
+        ("flags : fpu avx512_fp16", {"bfloat16"}),
+        ("Features : fp asimd fphp asimdhp", {"bfloat16"}),
+        ("Features : fp asimd asimdhp bf16", set()),
+        (None, set()),  # Nobody knows, as on a Mac.
+    ],
+)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_half_precision_is_warned_of_where_a_cpu_is_known_to_lack_it(
+    monkeypatch, caplog, tmp_path, flags, slow, device
+):
+    if flags is not None:
+        (tmp_path / "cpuinfo").write_text(f"processor : 0\n{flags}\n")
+    monkeypatch.setattr(machine, "CPU_INFO", tmp_path / "cpuinfo")
+    for precision in ("float32", "bfloat16", "float16"):
+        caplog.clear()
+        machine.warn_of_slow("optim.precision", precision, torch.device(device))
+        expected = device == "cpu" and precision in slow
+        assert [record.levelname for record in caplog.records] == ["WARNING"] * expected
+        assert ("about 20 times slower" in caplog.text and "optim.precision=float32" in caplog.text) == expected
+
+
 @pytest.mark.slow
 def test_the_doctor_finds_this_machine_well_and_leaves_nothing_behind(clone: Path, tmp_path: Path) -> None:
     done = subprocess.run(

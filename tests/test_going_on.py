@@ -1,15 +1,19 @@
 """A training that is killed, asked to end, or given other processes goes on as if nothing had been."""
 
+import contextlib
 import os
 import random
 import shutil
 import signal
+import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from forked import forked, forked_world
 from nmt import checkpoint, training, watch
 from nmt.config import Config
 from nmt.errors import CheckpointError, ConfigError, Preempted
@@ -92,17 +96,171 @@ def test_a_signal_is_answered_by_a_save_at_the_next_step(paths, tmp_path, monkey
     assert equal(final(run), final(tmp_path / "whole"))
 
 
-def test_a_second_signal_ends_the_process_at_once(paths, tmp_path):
-    child = os.fork()
-    if child == 0:
-        with watch.Stop(ALONE) as stop:
-            os.kill(os.getpid(), signal.SIGINT)
-            if stop.agreed() == signal.SIGINT:  # The first one is only noted.
-                os.kill(os.getpid(), signal.SIGINT)
-            os._exit(0)
-    _, code = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(code)
-    assert os.WTERMSIG(code) == signal.SIGINT
+INT, TERM = signal.SIGINT, signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    ("signals", "ends"),
+    [
+        ([(0, INT)], 0),
+        ([(0, TERM), (0.2, TERM)], 0),  # As torchrun passes it on.
+        ([(0, TERM), (0.1, TERM), (0.2, TERM), (4.9, TERM)], 0),
+        ([(0, INT), (0.5, TERM)], 0),
+        ([(0, TERM), (5.1, TERM)], -TERM),
+        ([(0, INT), (0.1, INT), (5.1, INT)], -INT),
+        ([(0, TERM), (6, INT)], -INT),
+        ([(0, TERM), (6, "save"), (7, TERM), (60, TERM)], 0),
+        ([(0, "save"), (1, TERM), (9, TERM)], 0),
+        ([(0, TERM), (6, "save"), (7, "saved"), (7.1, TERM)], -TERM),
+    ],
+)
+def test_a_second_signal_ends_the_process_at_once_unless_within_seconds_or_during_the_save(signals, ends):
+    def steps() -> None:
+        with watch.Stop(ALONE) as stop, contextlib.ExitStack() as stack:
+            stack.enter_context(stop.stepping())
+            for now, what in signals:
+                watch.time = SimpleNamespace(monotonic=lambda now=now: 100.0 + now)
+                if what == "save":
+                    saving = stop.saving()
+                    saving.__enter__()
+                elif what == "saved":
+                    saving.__exit__(None, None, None)
+                else:
+                    os.kill(os.getpid(), what)
+            first = next(what for _, what in signals if isinstance(what, int))
+            os._exit(0 if stop.agreed() == first else 1)
+
+    assert forked(steps).code == ends
+
+
+@pytest.mark.parametrize("number", [INT, TERM])
+@pytest.mark.parametrize("when", ["start-up", "after the last answer", "choice of the final model"])
+def test_where_nothing_is_to_be_saved_the_first_signal_ends_as_usual_and_its_repeat_spoils_nothing(number, when):
+    def training_of_two_steps() -> None:
+        told = []
+        try:
+            with watch.Stop(ALONE) as stop:
+                try:
+                    if when == "start-up":
+                        os.kill(os.getpid(), number)
+                    with stop.stepping():
+                        stop.agreed(last=True)
+                        if when == "after the last answer":
+                            os.kill(os.getpid(), number)
+                            told.append("goes on to the end of the steps")
+                    if when == "choice of the final model":
+                        os.kill(os.getpid(), number)
+                    told.append("not reached")
+                except BaseException:
+                    os.kill(os.getpid(), TERM)
+                    told.append("what ends a training is done whole")
+                    raise
+        except KeyboardInterrupt:
+            told.append(INT)
+        except SystemExit as end:
+            told.append(end.code - 128)
+        expected = ["what ends a training is done whole", number]
+        assert told[-2:] == expected, told
+        assert len(told) == (3 if when == "after the last answer" else 2), told
+
+    ended = forked(training_of_two_steps)
+    assert ended.code == 0, ended.told
+
+
+def signal_at(monkeypatch, where: str, number: int, step: int = STEPS) -> None:
+    """Have this process get a signal where the training is at that step."""
+    module, name = {
+        "its step": (training, "train_step"),
+        "its validation": (training, "validate"),
+        "its save": (training, "save"),
+        "the start": (training, "make_room"),
+        "the choice of the final model": (training, "choose_final"),
+    }[where]
+    honest = getattr(module, name)
+
+    def signalled(*arguments):
+        # (trainer, data, update, step), (trainer, dev, progress, tracker), (trainer, run, progress)
+        now = (
+            arguments[3]
+            if where == "its step"
+            else arguments[2].step
+            if where != "the choice of the final model"
+            else step
+        )
+        if where == "the start" or now == step:
+            os.kill(os.getpid(), number)
+            os.kill(os.getpid(), TERM)
+        return honest(*arguments)
+
+    monkeypatch.setattr(module, name, signalled)
+
+
+@pytest.mark.parametrize("number", [INT, TERM])
+@pytest.mark.parametrize("where", ["its step", "its validation"])
+def test_a_signal_in_the_very_last_step_is_answered_and_only_the_choice_of_the_final_model_is_left(
+    paths, tmp_path, monkeypatch, caplog, where, number
+):
+    run = at(paths, tmp_path / "run")
+    with monkeypatch.context() as patch, caplog.at_level("INFO"):
+        signal_at(patch, where, number)
+        with pytest.raises(Preempted, match=f"after step {STEPS}, which is saved") as stopped:
+            train_model(settings(), run, ALONE)
+    assert stopped.value.exit_code == 128 + number
+    assert f"train: {signal.Signals(number).name}; saving and stopping after this step" in caplog.messages
+    assert (state(run.run)["state"], state(run.run)["step"]) == ("preempted", STEPS)
+    assert not (run.run / "final").exists()
+    train_model(settings(), run, ALONE)
+    train_model(settings(), at(paths, tmp_path / "whole"), ALONE)
+    assert state(run.run) == state(tmp_path / "whole")
+    assert equal(final(run.run), final(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize("number", [INT, TERM])
+@pytest.mark.parametrize("where", ["its save", "the choice of the final model", "the start"])
+def test_a_signal_before_or_after_the_steps_is_neither_lost_nor_spoils_anything(
+    paths, tmp_path, monkeypatch, caplog, where, number
+):
+    run = at(paths, tmp_path / "run")
+    with monkeypatch.context() as patch, caplog.at_level("INFO"):
+        signal_at(patch, where, number)
+        with pytest.raises((KeyboardInterrupt, SystemExit)) as stopped:
+            train_model(settings(), run, ALONE)
+    assert isinstance(stopped.value, KeyboardInterrupt) if number == INT else stopped.value.code == 143
+    assert any("stopped by a signal" in line and "the same command goes on" in line for line in caplog.messages)
+    if where != "the start":
+        assert (state(run.run)["state"], state(run.run)["step"]) == ("preempted", STEPS)
+        assert checkpoint.newest(run.run) == checkpoint.step_folder(run.run, STEPS)
+    train_model(settings(), run, ALONE)
+    train_model(settings(), at(paths, tmp_path / "whole"), ALONE)
+    assert state(run.run) == state(tmp_path / "whole")
+    assert equal(final(run.run), final(tmp_path / "whole"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [(0,), (1,), (0, 1)])
+@pytest.mark.parametrize("step", [8, STEPS - 1, STEPS])
+def test_a_signal_to_any_process_in_any_step_is_answered_by_all(paths, tmp_path, ranks, step):
+    run, take_step = at(paths, tmp_path / "run"), training.train_step
+
+    def process(rank: int) -> None:
+        def signalled(trainer, data, update, number):
+            if number == step and rank in ranks:
+                os.kill(os.getpid(), TERM)
+            return take_step(trainer, data, update, number)
+
+        training.train_step = signalled
+        try:
+            train_here(settings(), run, device="cpu")
+        except Preempted as stopped:
+            sys.exit(stopped.exit_code)
+
+    told = forked_world(2, process)
+    assert [ended.code for ended in told] == [143, 143], told
+    assert state(run.run)["state"] == "preempted"
+    assert state(run.run)["step"] == min(step + 1, STEPS)
+    assert checkpoint.newest(run.run) == checkpoint.step_folder(run.run, min(step + 1, STEPS))
+    assert [ended.code for ended in forked_world(2, lambda rank: train_here(settings(), run, device="cpu"))] == [0, 0]
+    assert state(run.run)["state"] == "finished"
 
 
 def test_moments_schedule_patience_best_score_and_charts_go_on(paths, tmp_path):

@@ -10,8 +10,12 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
-from nmt import checkpoint
+from forked import forked_world
+from nmt import checkpoint, distributed, step
+from nmt.dataset import open_dataset
+from nmt.launch import family
 from nmt.scoring import bleu
 from nmt.text import read_lines
 from nmt.training import train_model
@@ -191,8 +195,11 @@ SLOW_STEPS = AT_STEP.format(step="step", rank="rank", do="import time; time.slee
 
 
 @pytest.mark.parametrize("how", ["launch", "torchrun", "alone"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_is_answered_by_a_save_of_all_at_one_step(paths, tmp_path, how, number):
+@pytest.mark.parametrize(
+    ("number", "to"),
+    [(signal.SIGTERM, "who started them"), (signal.SIGINT, "who started them"), (signal.SIGTERM, "all processes")],
+)
+def test_a_signal_is_answered_by_a_save_of_all_at_one_step(paths, tmp_path, how, number, to):
     size = 1 if how == "alone" else 2
     config = settings("optim.max_steps=400", "train.save_every=300", "train.validate_every=400", "train.log_every=1")
     run = at(paths, tmp_path / "run")
@@ -202,7 +209,8 @@ def test_a_signal_is_answered_by_a_save_of_all_at_one_step(paths, tmp_path, how,
     else:
         process = launched(command, 2) if how == "launch" else torchrun(command, 2)
     wait_until(lambda: step_of(run.run) >= 3)
-    process.send_signal(number)
+    for pid in family(process.pid) if to == "all processes" else [process.pid]:
+        os.kill(pid, number)
     seen = step_of(run.run)
     [(code, errors)] = finish([process])
     # torchrun's own exit code after a signal is always 1; so status.json is what a queue has to look at.
@@ -223,7 +231,10 @@ def test_a_signal_is_answered_by_a_save_of_all_at_one_step(paths, tmp_path, how,
 @pytest.mark.parametrize("how", ["launch", "torchrun"])
 def test_a_second_signal_ends_all_at_once_where_the_first_is_not_answered(paths, tmp_path, how):
     # One process hangs, so there is no step after which all could save.
-    stuck = AT_STEP.format(step=8, rank=1, do="open(sys.argv[1] + '.stuck', 'w').close(); import time; time.sleep(900)")
+    stuck = "from nmt import watch\nwatch.AGAIN = 0.5\n"
+    stuck += AT_STEP.format(
+        step=8, rank=1, do="open(sys.argv[1] + '.stuck', 'w').close(); import time; time.sleep(900)"
+    )
     command = worker(settings("train.log_every=1"), at(paths, tmp_path / "run"), stuck)
     process = launched(command, 2) if how == "launch" else torchrun(command, 2)
     wait_until(Path(command[1] + ".stuck").exists)
@@ -234,6 +245,23 @@ def test_a_second_signal_ends_all_at_once_where_the_first_is_not_answered(paths,
     [(code, errors)] = finish([process])
     assert code == (130 if how == "launch" else 1), errors[-3000:]
     assert checkpoint.newest(tmp_path / "run") == checkpoint.step_folder(tmp_path / "run", 5)
+
+
+def test_a_late_second_signal_to_the_launcher_ends_processes_that_answer_none(tmp_path):
+    deaf = "import os, signal, sys, time; signal.signal(2, signal.SIG_IGN); signal.signal(15, signal.SIG_IGN)\n"
+    deaf += "open(sys.argv[1] + os.environ['RANK'], 'w').close(); time.sleep(900)"
+    code = "import sys; from nmt import launch; launch.AGAIN, launch.GRACE = 1.0, 0.5\n"
+    code += "sys.exit(launch.launch(sys.argv[1:], 2))"
+    command = [sys.executable, "-c", code, "-c", deaf, f"{tmp_path}/up"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    wait_until(lambda: len(list(tmp_path.iterdir())) == 2)
+    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGTERM)
+    time.sleep(2)
+    assert process.poll() is None, "two at once are one"
+    process.send_signal(signal.SIGTERM)
+    [(code, errors)] = finish([process])
+    assert code == 137, errors
 
 
 def test_workers_do_not_outlive_a_launcher_that_was_killed(paths, tmp_path):
@@ -252,6 +280,35 @@ def test_workers_do_not_outlive_a_launcher_that_was_killed(paths, tmp_path):
             return True
 
     wait_until(lambda: all(gone(pid) for pid in pids))
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_error_aborts_a_group_of_nccl_which_would_wait_for_a_dead_process(tmp_path, backend, fails):
+    def process(rank: int) -> None:
+        calls = []
+        if backend == "nccl":  # As on a GPU, but for what computes and what talks.
+            honest = distributed.distributed.init_process_group
+            distributed.choose_device = lambda *_: torch.device("cuda", 0)
+            distributed.distributed.init_process_group = lambda name, **more: honest("gloo", **more)
+        for module, name in ((distributed, "_abort_process_group"), (distributed.distributed, "destroy_process_group")):
+            end = getattr(module, name)
+            setattr(module, name, lambda end=end, name=name: (calls.append(name), end()))
+        try:
+            with distributed.join("auto") as world:
+                assert world.sum([1.0]) == [2.0]
+                if fails:
+                    raise ValueError("the dog ate it")
+        except ValueError:
+            assert fails
+        assert calls == ["_abort_process_group" if backend == "nccl" and fails else "destroy_process_group"]
+        assert not torch.distributed.is_initialized()
+        del world  # It holds a group as well.
+        names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
+        assert not [name for name in names if name.startswith("pt_gloo")]
+
+    for ended in forked_world(2, process):
+        assert ended.code == 0, ended.told
 
 
 # ── what goes wrong between them ────────────────────────────────────────────────────────────────────────────────────
@@ -300,6 +357,25 @@ def test_a_process_that_is_stopped_is_named_by_the_other_and_may_go_on(paths, tm
     assert (code, other) == (0, 0), errors
     assert f"process 1 of 2 has been silent for 2 s: pid {processes[1].pid}" in errors
     assert state(tmp_path / "run")["state"] == "finished"
+
+
+def test_gradients_are_first_exchanged_with_a_single_pair_after_all_have_agreed_that_the_largest_fits(paths, tmp_path):
+    def process(rank: int) -> None:
+        passed, honest = [], step.rehearse
+        compute = step._pass
+        step._pass = lambda trainer, data, pairs: (passed.append(len(pairs)), compute(trainer, data, pairs))
+        with distributed.join("cpu") as world:
+            trainer = step.Trainer.build(settings("train.device_tokens=40"), world, (340, 340))
+            before = checkpoint.digest(trainer.model.state_dict())
+            honest(trainer, open_dataset(paths.encode, "train", "en", "zh"))
+            assert checkpoint.digest(trainer.model.state_dict()) == before
+            assert all(parameter.grad is None for parameter in trainer.model.parameters())
+            del trainer
+        assert len(passed) == 2
+        assert passed[0] > passed[1] == 1
+
+    for ended in forked_world(2, process):
+        assert ended.code == 0, ended.told
 
 
 POISON = """

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from nmt.launch import family
 from nmt.text import write_lines
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
@@ -242,6 +244,59 @@ def test_two_nodes_meet_at_the_first_and_the_first_alone_makes_the_data(queue):
         "nmt run -c base.yaml --name x",
         f"torchrun {meet} -m nmt train -c base.yaml --name x",
     ]
+
+
+def ended_with(parent: subprocess.Popen, works: Callable[[list[int]], bool]) -> bool:
+    """Kill a process when all that it has started works; whether nothing of it is left after that."""
+    started = time.monotonic()
+    while not works(found := family(parent.pid)):
+        assert parent.poll() is None
+        assert time.monotonic() - started < 120
+        time.sleep(0.1)
+    parent.kill()
+    parent.wait()
+    while any(running(pid) for pid in found) and time.monotonic() - started < 180:
+        time.sleep(0.1)
+    left = [pid for pid in found if running(pid)]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    return not left
+
+
+def running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", ["bench.py", "bench_scaling.py"])
+def test_the_trainings_of_a_bench_that_is_killed_end_with_it(paths, tmp_path, script):
+    words = [*(["train"] if script == "bench.py" else []), "--processes", "2", "--updates", "1000000"]
+    words += ["--split", paths.clean, "--work", tmp_path, "--rounds", "1"]
+    words += [part for word in TINY for part in ("--set", word)]
+    parent = subprocess.Popen([sys.executable, SCRIPTS / script, *words], stderr=subprocess.DEVNULL)
+    trained = tmp_path / "runs"
+    assert ended_with(parent, lambda found: len(found) >= 4 and any(trained.glob("*/metrics.jsonl")))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+def test_the_tiny_trainings_of_doctor_end_with_it(tmp_path, processes):
+    # Stands for nmt, so that it is there at once.
+    code = "import time; from nmt.launch import launch; " + (
+        "time.sleep(900)" if processes == 1 else "launch(['-c', 'import time; time.sleep(900)'], 2)"
+    )
+    doctor = f"""
+import sys, time
+from pathlib import Path
+from nmt.rehearsal import Bench
+with Bench(Path({str(tmp_path)!r}), [], (sys.executable, "-c", {code!r})).training("name"):
+    time.sleep(900)
+"""
+    parent = subprocess.Popen([sys.executable, "-c", doctor])
+    assert ended_with(parent, lambda found: len(found) == (2 if processes == 1 else 4))
 
 
 # ── speed ───────────────────────────────────────────────────────────────────────────────────────────────────────────

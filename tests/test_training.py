@@ -1,11 +1,13 @@
 """Training: one update however it is cut, going on to the same weights, and what a run folder holds."""
 
+import dataclasses
 import json
 import logging
 import math
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,13 +24,13 @@ from nmt.distributed import World
 from nmt.errors import CheckpointError, ConfigError
 from nmt.provenance import TrainPaths, read_config
 from nmt.sizes import parameters
-from nmt.step import Trainer, TrainingModel, train_step
+from nmt.step import StepStats, Trainer, TrainingModel, micro_batches, train_step
 from nmt.symbols import PAD
 from nmt.tokenizer import train_bpe
 from nmt.training import train_model
 from nmt.translation import Translator
 from nmt.validation import Progress
-from tiny import ALONE, at, equal, losses, settings, weights
+from tiny import ALONE, at, equal, losses, metrics, settings, weights
 
 
 def trainer_of(config: Config, dtype: torch.dtype = torch.float64) -> Trainer:
@@ -102,6 +104,154 @@ def test_the_first_update_of_every_recipe_runs(paths, recipe):
     assert stats.rate > 0
     changed = [name for name, weight in trainer.model.state_dict().items() if not torch.equal(weight, before[name])]
     assert "embedding.weight" in changed
+
+
+def test_dropout_draws_new_masks_in_each_step_and_micro_batch_and_the_same_when_a_step_is_taken_again(paths):
+    data = open_dataset(paths.encode, "train", "en", "zh")
+
+    def loss(step: int, update: list[int], *changes: str) -> float:
+        trainer = trainer_of(settings("optim.seed=3", *changes))  # With the same weights each time.
+        return train_step(trainer, data, np.array(update), step).loss.item()
+
+    plain = [loss(step, [5], "model.dropout=0") for step in (1, 2, 3)]
+    assert len(set(plain)) == 1
+    for change in ("model.dropout=0.3", "model.attention_dropout=0.3", "model.activation_dropout=0.3"):
+        rest = () if change.startswith("model.dropout") else ("model.dropout=0",)
+        drawn = [loss(step, [5], change, *rest) for step in range(1, 9)]
+        assert len(set(drawn)) == len(drawn), "two steps have the same masks"
+        assert [loss(step, [5], change, *rest) for step in range(1, 9)] == drawn
+    # The same pair in two micro-batches of an update: the second does not repeat the first.
+    apart = ("model.dropout=0.3", f"train.device_tokens={int(max(data.src.lengths[5], data.tgt.lengths[5]))}")
+    assert len(step_parts := list(micro_batches(trainer_of(settings(*apart)), data, np.array([5, 5])))) == 2, step_parts
+    assert loss(1, [5, 5], *apart) != pytest.approx(2 * loss(1, [5], *apart), rel=1e-9)
+    still = ("model.dropout=0", apart[1])
+    assert loss(1, [5, 5], *still) == pytest.approx(2 * loss(1, [5], *still), rel=1e-9)
+
+
+class Clock:
+    """Time that passes where a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def __getattr__(self, name: str):
+        return getattr(time, name)
+
+
+def tokens_of(step: int) -> int:
+    return 100 + step * step % 37
+
+
+def seconds_of(step: int) -> float:
+    return 0.25 + step % 5
+
+
+def clocked(monkeypatch, breaks_at: int = 0) -> None:
+    """Steps of known tokens, operations and seconds, and pauses of hours; nothing is computed."""
+    clock, honest, save_checkpoint = Clock(), training.save, checkpoint.save
+
+    def take_step(trainer, data, update, step):
+        if step == breaks_at:
+            raise KeyboardInterrupt
+        clock.now += seconds_of(step)
+        number = torch.tensor(float(step))
+        seconds = {"data": 0.0}
+        return StepStats(number, number, number, torch.tensor(0.0), 0.1, 1, tokens_of(step), 7.0 * step, 0.0, seconds)
+
+    def look(trainer, dev, progress, tracker):
+        clock.now += 3600 + progress.step
+        return dataclasses.replace(progress, best_step=progress.step)
+
+    def save(*arguments):
+        clock.now += 600
+        honest(*arguments)
+
+    def save_best(folder, *more):
+        clock.now += 90
+        save_checkpoint(folder, *more)
+
+    class Meter(training.Meter):
+        def __init__(self, world, precision):
+            super().__init__(world, precision)
+            self.peak = 1e4
+
+    for name, fake in {"time": clock, "train_step": take_step, "validate": look, "save": save, "Meter": Meter}.items():
+        monkeypatch.setattr(training, name, fake)
+    monkeypatch.setattr(checkpoint, "save", save_best)
+    moments = lambda _, model: {name: tensor.clone() for name, tensor in checkpoint._moments(model).items()}  # noqa: E731
+    monkeypatch.setattr(checkpoint, "optimizer_tensors", moments)
+    monkeypatch.setattr(training, "choose_final", lambda *_: None)
+
+
+def check_rates(rows: list[dict], begun: int) -> None:
+    """Each row is over the steps after the row before, or after `begun`, and over their time alone."""
+    for row in rows:
+        steps = range(begun + 1, row["step"] + 1)
+        seconds = sum(map(seconds_of, steps))
+        assert row["steps"] == len(steps)
+        assert row["tokens_per_second"] == pytest.approx(sum(map(tokens_of, steps)) / seconds, rel=1e-9)
+        assert row["mfu"] == pytest.approx(sum(7.0 * step for step in steps) / seconds / 1e4, rel=1e-9)
+        assert row["loss"] == pytest.approx(sum(steps) / len(steps))
+        begun = row["step"]
+
+
+@pytest.mark.parametrize(
+    ("every", "last"),
+    [((50, 175, 35), 350), ((4, 12, 5), 24), ((10, 3, 1), 25), ((7, 7, 7), 21), ((5, 1, 2), 12), ((100, 9, 4), 30)],
+    ids=["demo.yaml", *"abcde"],
+)
+def test_speed_and_mfu_leave_pauses_out_whatever_is_logged_validated_and_saved_when(
+    paths, tmp_path, monkeypatch, every, last
+):
+    clocked(monkeypatch)
+    names = ("train.log_every", "train.validate_every", "train.save_every")
+    config = settings(f"optim.max_steps={last}", *(f"{name}={n}" for name, n in zip(names, every, strict=True)))
+    train_model(config, at(paths, tmp_path / "run"), ALONE)
+    rows = metrics(tmp_path / "run")
+    assert [row["step"] for row in rows] == sorted({*range(every[0], last + 1, every[0]), last})
+    check_rates(rows, 0)
+
+
+@pytest.mark.parametrize(("broken", "saved"), [(38, 35), (71, 70), (50, 35), (106, 105)])
+def test_the_first_row_of_a_training_that_goes_on_says_over_how_many_steps_it_is(
+    paths, tmp_path, monkeypatch, broken, saved
+):
+    config = settings("optim.max_steps=140", "train.log_every=50", "train.validate_every=175", "train.save_every=35")
+    run = at(paths, tmp_path / "run")
+    with monkeypatch.context() as patch:
+        clocked(patch, broken)
+        with pytest.raises(KeyboardInterrupt):
+            train_model(config, run, ALONE)
+    before = metrics(run.run)
+    clocked(monkeypatch)
+    train_model(config, run, ALONE)
+    rows = metrics(run.run)[sum(row["step"] <= saved for row in before) :]
+    assert rows[0]["steps"] == rows[0]["step"] - saved
+    check_rates(rows, saved)
+
+
+AVX2 = "processor : 0\nflags : fpu sse4_2 fma avx avx2 f16c\n"
+
+
+@pytest.mark.parametrize(("precision", "warned"), [("float32", 0), ("bfloat16", 1), ("float16", 1)])
+def test_half_precision_is_warned_of_once_with_the_factor_where_the_cpu_lacks_it(
+    paths, tmp_path, monkeypatch, caplog, precision, warned
+):
+    (tmp_path / "cpuinfo").write_text(AVX2)
+    monkeypatch.setattr(machine, "CPU_INFO", tmp_path / "cpuinfo")
+    run = at(paths, tmp_path / "run")
+    train_model(settings(f"optim.precision={precision}", "optim.max_steps=2"), run, ALONE)
+    told = [record.getMessage() for record in caplog.records if "20 times" in record.getMessage()]
+    assert len(told) == warned
+    assert all(f"optim.precision is {precision}" in line for line in told)
+    caplog.clear()
+    Translator.load(run.run, settings(f"translate.precision={precision}").translate, device="cpu")
+    told = [record.getMessage() for record in caplog.records if "20 times" in record.getMessage()]
+    assert len(told) == warned
+    assert all(f"translate.precision is {precision}" in line for line in told)
 
 
 def interrupted(monkeypatch, config: Config, paths: TrainPaths, step: int) -> None:

@@ -6,6 +6,7 @@ import logging
 import subprocess
 import sys
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -182,6 +183,36 @@ def test_auto_finds_the_largest_limit_that_fits_and_goes_on_with_it(paths, tmp_p
         small_memory(patch, 1)
         with pytest.raises(OutOfMemory):
             train_model(settings("train.device_tokens=auto"), at(paths, tmp_path / "none"), ALONE)
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_what_a_failed_attempt_computed_is_gone_before_the_next_one(paths, monkeypatch, where):
+    forward, empty_like = step.TrainingModel.forward, torch.empty_like
+    kept, attempts = [], []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(weakref.ref(tensor))
+        return tensor
+
+    def fail(*_):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.")
+
+    def limited(self, src, tgt, out, real):
+        attempts.append(sum(ref() is not None for ref in kept) - moments)
+        loss, nll = forward(self, keep(src), keep(tgt), keep(out), keep(real))
+        if max(src.numel(), tgt.numel()) > 60:
+            if where == "forward":
+                fail(keep(loss))
+            loss.register_hook(fail)
+        return keep(loss), nll
+
+    trainer = Trainer.build(settings("train.device_tokens=auto"), ALONE, (340, 340))
+    moments = 2 * len(list(trainer.model.parameters()))  # Those of the attempt that begins.
+    monkeypatch.setattr(step.TrainingModel, "forward", limited)
+    monkeypatch.setattr(torch, "empty_like", lambda like, **more: keep(empty_like(like, **more)))
+    assert rehearse(trainer, data_of(paths)).device_tokens <= 60
+    assert len(attempts) > 2
+    assert set(attempts) == {0}
 
 
 # ── silence ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -210,20 +210,24 @@ def newest(run: Path) -> Path | None:
 def load_newest(run: Path, model: nn.Module, optimizer: torch.optim.Optimizer, kind: type[T]) -> tuple[Path, T] | None:
     """Fill model and optimizer from the newest checkpoint that is whole and fits them; its folder and its state.
 
-    The state is a `kind`, a dataclass of plain values. Others are passed over with a warning; raises CheckpointError
-    if all are. None, and nothing is changed, where there is no checkpoint.
+    Others are passed over with a warning; raises CheckpointError if all are. None, and nothing is changed, where there
+    is no checkpoint.
     """
+    return _newest_that(run, lambda folder: (folder, load_training(folder, model, optimizer, kind)))
 
-    def use(folder: Path) -> tuple[Path, T]:
-        (weights, state), moments = _read(folder), load_optimizer(folder)
-        found = _state(folder / STATE, state, kind)
-        _check_fit(folder / MODEL, weights, model.state_dict())
-        _check_fit(folder / OPTIMIZER, moments, _moments(model))
-        model.load_state_dict(weights)
-        restore_optimizer(optimizer, model, moments)
-        return folder, found
 
-    return _newest_that(run, use)
+def load_training(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, kind: type[T]) -> T:
+    """Fill model and optimizer from this checkpoint; its state, as a `kind`, a dataclass of plain values.
+
+    Raises CheckpointError, and changes nothing, if the checkpoint is damaged or does not fit.
+    """
+    (weights, state), moments = _read(folder), load_optimizer(folder)
+    found = _state(folder / STATE, state, kind)
+    _check_fit(folder / MODEL, weights, model.state_dict())
+    _check_fit(folder / OPTIMIZER, moments, _moments(model))
+    model.load_state_dict(weights)
+    restore_optimizer(optimizer, model, moments)
+    return found
 
 
 def _state(path: Path, values: Mapping[str, Any], kind: type[T]) -> T:
@@ -270,11 +274,27 @@ def average(checkpoints: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     }
 
 
+def manifest_hash(folder: Path) -> str:
+    """SHA-256 of a checkpoint's manifest, and so of all that is in the checkpoint."""
+    try:
+        return _sha256(_standing(folder) / MANIFEST)
+    except OSError as error:
+        raise CheckpointError(f"{folder / MANIFEST} cannot be read ({error.strerror})") from error
+
+
 # ── between tensors by name and objects ─────────────────────────────────────────────────────────────────────────────
 
 
 def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     return {name: f"{tensor.dtype} {list(tensor.shape)}".removeprefix("torch.") for name, tensor in tensors.items()}
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of names, types, shapes and values; equal where they are equal bit for bit, on whatever device."""
+    total = hashlib.sha256(json.dumps(_shapes(tensors), sort_keys=True).encode())
+    for name in sorted(tensors):
+        total.update(tensors[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return total.hexdigest()
 
 
 def _check_fit(what: object, found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:

@@ -1,12 +1,13 @@
 """Processes that train together: World is handed along as a value, and a world of one is the same object."""
 
 import gc
+import json
 import os
 import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -15,10 +16,10 @@ from typing import Any
 import torch
 import torch.distributed.nn.functional  # DDP imports it; imported after the group is made, it keeps that for ever.
 from torch import Tensor, distributed, nn
-from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.distributed_c10d import PrefixStore, _abort_process_group
 from torch.distributed.rendezvous import rendezvous
 
-from nmt.errors import ConfigError, NmtError, first_line
+from nmt.errors import ConfigError, LostContact, NmtError, first_line
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,8 @@ class World:
     device: torch.device
     control: Any = None
     """The process group of what follows here: always gloo's, so that none of it waits for a GPU."""
+    local_rank: int = 0
+    """Number of this process among those of its machine."""
 
     @property
     def leads(self) -> bool:
@@ -76,11 +79,46 @@ class World:
         sizes = [int(n) for n in self.sum([float(len(data) if r == self.rank else 0) for r in range(self.size)])]
         if self.size == 1:
             return [data]
+        if not any(sizes):
+            return [b""] * self.size
         everything = torch.zeros(sum(sizes), dtype=torch.uint8)
         start = sum(sizes[: self.rank])
         everything[start : start + len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else 0
         distributed.all_reduce(everything, group=self.control)
         return [part.numpy().tobytes() for part in torch.split(everything, sizes)]
+
+    @contextmanager
+    def all_or_none(self) -> Iterator[None]:
+        """What fails in this block on one process ends it on all, with the reason, so that none waits in vain.
+
+        The process that failed raises its own error, the others LostContact. The block must not communicate.
+        """
+        error: Exception | None = None
+        try:
+            yield
+        except Exception as caught:
+            error = caught
+        text = (
+            "" if error is None else str(error) if isinstance(error, NmtError) else f"{type(error).__name__}: {error}"
+        )
+        failures = {rank: reason.decode() for rank, reason in enumerate(self.gather(text.encode())) if reason}
+        if error is not None:
+            raise error
+        if failures:
+            raise LostContact("\n".join(f"process {rank} of {self.size}: {text}" for rank, text in failures.items()))
+
+    def require_equal(self, facts: Mapping[str, str], advice: str) -> None:
+        """Raise NmtError, on all processes, unless each of these facts is the same on all; it names who differs."""
+        theirs: list[dict[str, str]] = [json.loads(data) for data in self.gather(json.dumps(dict(facts)).encode())]
+        problems = [
+            f"{name} is {values[0]} on process 0, but {value} on process {rank} of {self.size}"
+            for name in facts
+            for values in [[facts[name] for facts in theirs]]
+            for rank, value in enumerate(values)
+            if value != values[0]
+        ]
+        if problems:
+            raise NmtError("\n".join([*problems, advice]))
 
 
 def choose_device(name: str, local_rank: int = 0) -> torch.device:
@@ -150,20 +188,23 @@ def join(device: str = "auto", timeout: float = 600.0) -> Iterator[World]:
             control = distributed.new_group(backend="gloo", timeout=patience) if backend == "nccl" else None
     except (RuntimeError, ValueError) as error:
         raise NmtError(f"{lost}: {first_line(error)}\n{advice}") from error
+    end = distributed.destroy_process_group
     try:
-        world = World(rank, size, chosen, control)
+        world = World(rank, size, chosen, control, local_rank)
         yield world
         world.barrier()  # The first process may hold the store, so it does not leave before the others are done.
     except BaseException as error:
-        _let_go(error)
+        if backend == "nccl":
+            end = _abort_process_group  # The other waits for what runs on the GPU, and so for a process that is dead.
+        let_go(error)
         raise
     finally:
         # Ends gloo's threads if nothing else holds the group. One that still ran when the interpreter ends would abort.
-        distributed.destroy_process_group()
+        end()
 
 
-def _let_go(error: BaseException | None) -> None:
-    """Forget what the functions held that an error came through: the model holds the group of processes."""
+def let_go(error: BaseException | None) -> None:
+    """Forget what the functions held that an error came through, such as the model and the results of its layers."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__

@@ -21,6 +21,9 @@ from types import FrameType
 GRACE = 10.0
 """Seconds that the rest have, after one process failed, to notice it and to write down what they must."""
 
+AGAIN = 5.0
+"""Seconds after a signal in which another one is the same wish to end, told twice; a later one means: at once."""
+
 LEAST, MOST = 256, 8
 """Tokens of an update, on either side, for which another process pays; processes beyond which memory would not."""
 
@@ -83,8 +86,10 @@ def launch(arguments: Sequence[str], processes: int) -> int:
     }
     environment.setdefault("OMP_NUM_THREADS", str(max(1, cores() // processes)))
     workers: list[subprocess.Popen[bytes]] = []
+    asked: list[float] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:
+        asked.append(time.monotonic())
         for worker in workers:
             worker.send_signal(number)
 
@@ -99,7 +104,7 @@ def launch(arguments: Sequence[str], processes: int) -> int:
                 workers.append(
                     subprocess.Popen(command, env=environment | own, start_new_session=True, preexec_fn=die_with_parent)
                 )
-            return _wait(workers, Path(folder))
+            return _wait(workers, Path(folder), asked)
         finally:
             for worker in workers:
                 worker.kill()
@@ -108,8 +113,11 @@ def launch(arguments: Sequence[str], processes: int) -> int:
                 signal.signal(number, handler)
 
 
-def _wait(workers: Sequence["subprocess.Popen[bytes]"], folder: Path) -> int:
-    """Wait for all; when one fails, the rest may take GRACE seconds more."""
+def _wait(workers: Sequence["subprocess.Popen[bytes]"], folder: Path, asked: Sequence[float]) -> int:
+    """Wait for all; when one fails, or was asked to end at once, the rest may take GRACE seconds more.
+
+    `asked` has the moments of the signals that were passed on.
+    """
     failed: dict[int, float] = {}
     until = float("inf")  # Of the clock that can't be set back.
     while any(worker.poll() is None for worker in workers):
@@ -118,6 +126,8 @@ def _wait(workers: Sequence["subprocess.Popen[bytes]"], folder: Path) -> int:
                 failed[rank] = time.time()
                 # Settings are refused before the processes know of each other: nobody has anything to write down.
                 until = min(until, time.monotonic() + (0 if worker.poll() == 2 else GRACE))
+        if asked and asked[-1] - asked[0] > AGAIN:
+            until = min(until, asked[-1] + GRACE)
         if time.monotonic() > until:
             for worker in workers:
                 worker.kill()

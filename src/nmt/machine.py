@@ -1,5 +1,6 @@
 """The machine and the software that a training would run on, as far as they decide how it goes."""
 
+import logging
 import os
 import platform
 import re
@@ -12,11 +13,15 @@ import torch
 
 from nmt.launch import cores
 
+log = logging.getLogger(__name__)
+
 PACKAGES = ("nmt", "torch", "sentencepiece", "sacrebleu", "safetensors", "numpy")
 CPU_INFO = Path("/proc/cpuinfo")
 """Where Linux lists what the CPU can do."""
 FAST_BFLOAT16 = ("amx_bf16", "avx512_bf16", "bf16")
 """What Linux calls instructions that multiply bfloat16 faster than float32: two of x86, one of ARM."""
+FAST_FLOAT16 = ("amx_fp16", "avx512_fp16", "asimdhp")
+"""The same for float16."""
 SHARED_MEMORY = Path("/dev/shm")
 """What processes of one machine exchange large things through; containers often give it 64 MiB."""
 
@@ -48,11 +53,27 @@ def exact(device_type: str) -> dict[str, Any]:
 
 def fast_bfloat16(cpu: Path) -> str | None:
     """The CPU's instructions for products of bfloat16, by a file like /proc/cpuinfo; None: none, or nobody knows."""
+    return next((name for name in FAST_BFLOAT16 if name in _words(cpu)), None)
+
+
+def warn_of_slow(setting: str, precision: str, device: torch.device) -> None:
+    """Log a warning if a CPU is asked for a half precision that it is known to have no instructions for."""
+    fast = {"bfloat16": FAST_BFLOAT16, "float16": FAST_FLOAT16}.get(precision, ())
+    words = _words(CPU_INFO)
+    if device.type == "cpu" and fast and words and not words & {*fast}:
+        log.warning(
+            "%s is %s, for which this CPU has no instructions: about 20 times slower than float32 on such CPUs. "
+            "Stop this and set %s=float32, unless it is meant.",
+            *(setting, precision, setting),
+        )
+
+
+def _words(cpu: Path) -> set[str]:
+    """What stands in a file like /proc/cpuinfo; nothing where there is none."""
     try:
-        words = set(cpu.read_text().split())
+        return set(cpu.read_text().split())
     except OSError:
-        return None
-    return next((name for name in FAST_BFLOAT16 if name in words), None)
+        return set()
 
 
 def gpus() -> list[dict[str, Any]]:

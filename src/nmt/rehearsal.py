@@ -17,7 +17,7 @@ from pathlib import Path
 
 from nmt.checkpoint import saved_steps
 from nmt.errors import NmtError
-from nmt.launch import family
+from nmt.launch import die_with_parent, family
 
 STEPS, SAVE_EVERY = 48, 8
 TINY = (
@@ -63,6 +63,7 @@ class Bench:
                 stderr=told,
                 # What torch leaves behind goes with the rest.
                 env=os.environ | {"NMT_RUNS": str(self.folder), "TMPDIR": str(self.folder)},
+                preexec_fn=die_with_parent,
             )
         try:
             yield process

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from nmt.batching import Numbers, collate, cut, padding_share, share
 from nmt.config import Config
 from nmt.dataset import ParallelDataset
-from nmt.distributed import World, bound_kernels, parallelize
+from nmt.distributed import World, bound_kernels, let_go, parallelize
 from nmt.errors import LostContact, NmtError, counted
 from nmt.loss import label_smoothed_loss
 from nmt.model import Transformer
@@ -238,6 +238,7 @@ def rehearse(trainer: Trainer, data: ParallelDataset) -> Trainer:
         pairs = largest(trainer, data)
         try:
             error = _rehearse(trainer, data, pairs)
+            let_go(error)  # The frames that it came through hold all that was computed until then.
         finally:
             trainer.optimizer.zero_grad()
             if trainer.world.device.type == "cuda":
@@ -253,8 +254,10 @@ def rehearse(trainer: Trainer, data: ParallelDataset) -> Trainer:
         log.info("train: train.device_tokens is %s, the largest that fits", f"{trainer.device_tokens:,}")
     if trainer.world.size > 1:
         # DDP orders its buckets anew after the first backward pass, and sums of more than two numbers depend on that.
-        # So it happens here, before the first step of a new training and of one that goes on.
-        _pass(trainer, data, pairs)
+        # So it happens here, before the first step of a new training and of one that goes on. With a single pair: the
+        # processes exchange gradients in it, so one that ran out of memory here could not tell the others.
+        with memory_told(trainer, data, pairs[:1]):
+            _pass(trainer, data, pairs[:1])
         trainer.optimizer.zero_grad()
     return trainer
 

@@ -20,8 +20,10 @@ from nmt.dataset import ParallelDataset, open_dataset, resample
 from nmt.distributed import World, is_lost_contact
 from nmt.errors import CheckpointError, LostContact, NmtError, Preempted, first_line
 from nmt.launch import leave_word
+from nmt.machine import warn_of_slow
 from nmt.overlap import warn_of_overlap
 from nmt.provenance import TrainPaths, open_run, unchanged
+from nmt.resume import require_equal_settings, require_equal_state, require_shared, resume
 from nmt.sizes import peak_flops
 from nmt.step import StepStats, Trainer, mix, rehearse, train_step
 from nmt.text import read_lines, read_object, write_json
@@ -41,32 +43,41 @@ def train_model(
     `fresh` starts over; `init_from` is a run whose final weights a new training begins with. A finished run is left
     as it is. Raises Preempted when a signal ended it after a save. Who calls this holds the run's lock.
     """
-    if not fresh and world.from_leader([float(is_finished(config, paths, init_from))])[0]:
+    if not fresh and world.from_leader([float(world.leads and is_finished(config, paths, init_from))])[0]:
         log.info("train: %s is finished; nothing to do", paths.run)
         return
     if world.leads:
-        checkpoint.recover(paths.run)
-        open_run(config, paths, numerics(config, world), fresh=fresh, init_from=init_from)
-        if init_from is not None:
-            warn_of_overlap(paths.run, paths.clean, (config.data.src, config.data.tgt))
-    world.barrier()
+        warn_of_slow("optim.precision", config.optim.precision, world.device)
+    try:
+        with world.all_or_none():
+            if world.leads:
+                checkpoint.recover(paths.run)
+                open_run(config, paths, numerics(config, world), fresh=fresh, init_from=init_from)
+                if init_from is not None:
+                    warn_of_overlap(paths.run, paths.clean, (config.data.src, config.data.tgt))
+        require_shared(paths.run, world)
+    except NmtError as error:
+        say_why(world, 0, error)
+        raise
     begun = time.monotonic()
-    with Heartbeat(paths.run / "heartbeat", world, config.train.silence) as heartbeat:
+    with Stop(world) as stop, Heartbeat(paths.run / "heartbeat", world, config.train.silence) as heartbeat:
         try:
-            tokenizers = load_tokenizers(paths.bpe, config.data.src, config.data.tgt)
-            trainer = Trainer.build(config, world, (len(tokenizers[0]), len(tokenizers[1])), heartbeat)
+            with world.all_or_none():
+                data, dev = open_data(config, paths, world)
+            require_equal_settings(config, paths, world)
+            sizes = (len(dev.tokenizers[0]), len(dev.tokenizers[1]))
+            trainer = Trainer.build(config, world, sizes, heartbeat)
             progress = resume(trainer, paths.run, init_from)
             if not is_over(config, progress):
-                data = open_dataset(paths.encode, "train", config.data.src, config.data.tgt)
                 if world.leads:
                     log.info("train: %s", header(trainer, data, paths.run))
                 trainer, progress = make_room(trainer, data, progress)
-            dev = DevSet.load(config, paths, tokenizers)
+            require_equal_state(trainer, progress)
             tell(trainer, paths.run, "running", progress)
             with Tracker(
                 paths.run, first_step=progress.step, last_step=config.optim.max_steps, writes=world.leads
             ) as tracker:
-                progress = loop(trainer, paths, dev, progress, tracker)
+                progress = loop(trainer, paths, data, dev, progress, tracker, stop)
                 choose_final(trainer, paths.run, dev, progress, tracker)
             tell(trainer, paths.run, "finished", progress)
             if world.leads:
@@ -92,6 +103,14 @@ def header(trainer: Trainer, data: ParallelDataset, run: Path) -> str:
     )
 
 
+def open_data(config: Config, paths: TrainPaths, world: World) -> tuple[ParallelDataset, DevSet]:
+    """What is trained on and what it is measured by; one process of each machine hashes the encoded files."""
+    src, tgt, verify = config.data.src, config.data.tgt, not world.local_rank
+    tokenizers = load_tokenizers(paths.bpe, src, tgt)
+    data = open_dataset(paths.encode, "train", src, tgt, verify=verify)
+    return data, DevSet.load(config, paths, tokenizers, verify=verify)
+
+
 def make_room(trainer: Trainer, data: ParallelDataset, progress: Progress) -> tuple[Trainer, Progress]:
     """Rehearse the largest micro-batch; what `device_tokens: auto` has found once stays, for updates are cut by it."""
     finds = trainer.config.train.device_tokens == "auto"
@@ -101,13 +120,21 @@ def make_room(trainer: Trainer, data: ParallelDataset, progress: Progress) -> tu
     return trainer, replace(progress, device_tokens=trainer.device_tokens if finds else 0)
 
 
-def loop(trainer: Trainer, paths: TrainPaths, dev: DevSet, progress: Progress, tracker: Tracker) -> Progress:
+def loop(
+    trainer: Trainer,
+    paths: TrainPaths,
+    train_set: ParallelDataset,
+    dev: DevSet,
+    progress: Progress,
+    tracker: Tracker,
+    stop: Stop,
+) -> Progress:
     """Step, log, validate and save until the training is over."""
     train, run = trainer.config.train, paths.run
     skips, meter = Skips(progress.skipped), Meter(trainer.world, trainer.config.optim.precision)
     trainer.model.train()
-    with Stop(trainer.world) as stop:
-        for data, update, (epoch, done) in updates(trainer.config, paths, dev.tokenizers, progress):
+    with stop.stepping():
+        for data, update, (epoch, done) in updates(trainer.config, paths, train_set, dev.tokenizers, progress):
             if is_over(trainer.config, progress):
                 break
             progress = replace(progress, step=progress.step + 1, epoch=epoch, update=done)
@@ -118,34 +145,39 @@ def loop(trainer: Trainer, paths: TrainPaths, dev: DevSet, progress: Progress, t
             last = progress.step >= trainer.config.optim.max_steps
             due = progress.step % train.save_every == 0 or last
             skips.add(progress.step, stats.skipped, data.rows[update].tolist())
-            signal = stop.agreed()
             if progress.step % train.log_every == 0 or last:
                 skips.settle()
                 tracker.numbers("train", progress.step, meter.report() | {"epoch": epoch, "skipped": skips.count})
             if progress.step % train.validate_every == 0 or last:
-                found = validate(trainer, dev, progress, tracker)
-                # At another last step it is for the log alone: resumed with more steps, nothing knows of the old end.
-                if progress.step % train.validate_every == 0:
-                    progress = found
-                    if progress.best_step == progress.step and trainer.world.leads:
-                        checkpoint.save(run / "best", trainer.model.state_dict(), asdict(progress))
-                meter.restart()
-            if due or signal or is_over(trainer.config, progress):
+                with meter.paused():
+                    found = validate(trainer, dev, progress, tracker)
+                    # At another last step it is for the log alone, so that a resumed training does not know of it.
+                    if progress.step % train.validate_every == 0:
+                        progress = found
+                        if progress.best_step == progress.step and trainer.world.leads:
+                            checkpoint.save(run / "best", trainer.model.state_dict(), asdict(progress))
+            over = is_over(trainer.config, progress)
+            signal = stop.agreed(last=over)
+            if due or signal or over:
                 skips.settle()
                 progress = replace(progress, skipped=skips.count)
-                save(trainer, run, progress)
-                meter.restart()
+                with meter.paused(), stop.saving():
+                    save(trainer, run, progress)
             if signal:
                 raise preempted(signal, progress.step)
     return progress
 
 
 def updates(
-    config: Config, paths: TrainPaths, tokenizers: tuple[Tokenizer, Tokenizer], progress: Progress
+    config: Config,
+    paths: TrainPaths,
+    plain: ParallelDataset,
+    tokenizers: tuple[Tokenizer, Tokenizer],
+    progress: Progress,
 ) -> Iterator[tuple[ParallelDataset, Numbers, tuple[int, int]]]:
     """Updates without end from where `progress` is: data, pairs, and the (epoch, updates of it) that are done by it."""
     src, tgt, seed = config.data.src, config.data.tgt, config.optim.seed
-    plain = data = open_dataset(paths.encode, "train", src, tgt)
+    data = plain
     text: tuple[Sequence[str], Sequence[str]] = ((), ())
     if config.bpe.dropout:
         sides = [read_lines(paths.clean / f"train.{language}") for language in (src, tgt)]
@@ -181,19 +213,24 @@ class Meter:
         """Take one step in."""
         self.stats.append(stats)
 
-    def restart(self) -> None:
-        """Leave the time since the last step out: it went into something else than steps."""
-        if not self.stats:
-            self.since = time.perf_counter()
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """A block whose time is not that of steps; what a GPU still has to do for them is waited for before."""
+        if self.world.device.type == "cuda":
+            torch.cuda.synchronize(self.world.device)
+        started = time.perf_counter()
+        yield
+        self.since += time.perf_counter() - started
 
     def report(self) -> dict[str, float]:
         """Means over the steps since the last report; loss and nll are in nats for each target token.
 
         A step that was left out counts for the speed alone: its loss is no number.
         """
-        stats, now = self.stats, time.perf_counter()
-        seconds = now - self.since
+        stats = self.stats
         taken = [s for s in stats if not s.skipped.item()]
+        now = time.perf_counter()  # All steps are done: each was asked whether it was left out.
+        seconds = now - self.since
         loss, nll = self.world.sum([float(sum(s.loss for s in taken)), float(sum(s.nll for s in taken))])
         values: dict[str, float] = {}
         if taken:
@@ -206,6 +243,7 @@ class Meter:
                 "grad_norm": float(sum(s.grad_norm for s in taken)) / len(taken),
             }
         values |= {
+            "steps": len(stats),
             "tokens_per_second": sum(s.tokens for s in stats) / seconds,
             "padding": sum(s.padding for s in stats) / len(stats),
         }
@@ -243,32 +281,6 @@ def is_finished(config: Config, paths: TrainPaths, init_from: Path | None) -> bo
         return False
     ended = state == "finished" and is_over(config, progress) and progress.step <= config.optim.max_steps
     return ended and unchanged(config, paths, init_from) and checkpoint.fault(paths.run / "final") is None
-
-
-def resume(trainer: Trainer, run: Path, init_from: Path | None) -> Progress:
-    """Load the newest checkpoint, or the weights to begin with, into the trainer."""
-    found = checkpoint.load_newest(run, trainer.model, trainer.optimizer, Progress)
-    if found is not None:
-        folder, progress = found
-        if trainer.scaler.is_enabled():
-            ours = {"scale": progress.loss_scale, "_growth_tracker": progress.scale_steps}
-            trainer.scaler.load_state_dict(trainer.scaler.state_dict() | ours)
-        log.info("train: going on from %s", folder)
-        return progress
-    if init_from is not None:
-        weights, _ = checkpoint.load(init_from / "final")
-        try:
-            trainer.model.load_state_dict(weights)
-        except RuntimeError as error:
-            raise CheckpointError(
-                f"the weights of {init_from} do not fit this model and vocabulary: {error}"
-            ) from error
-        for path in sorted((run / "tokenizer").glob("*.model")):
-            if (init_from / "tokenizer" / path.name).read_bytes() != path.read_bytes():
-                raise CheckpointError(
-                    f"{init_from} has another vocabulary; set bpe.model to [{init_from / 'tokenizer' / path.name}]."
-                )
-    return Progress()
 
 
 def save(trainer: Trainer, run: Path, progress: Progress) -> None:
@@ -317,8 +329,16 @@ def give_up(run: Path, world: World, step: int, error: BaseException) -> BaseExc
         ):  # What ended the training matters more, and may be the same.
             status = read_object(run / "status.json")
             write_json(run / "status.json", status | {"state": "preempted" if asked else "failed"})
-    if world.size > 1 and not asked:
+    if not asked:
+        say_why(world, step, error)
+    elif world.leads and not isinstance(error, Preempted):
+        log.info("train: stopped by a signal at step %s; the same command goes on from the newest checkpoint", step)
+    return error
+
+
+def say_why(world: World, step: int, error: BaseException) -> None:
+    """Let whoever started several processes know why this one ends."""
+    if world.size > 1:
         kind = "" if isinstance(error, NmtError) else f"{type(error).__name__}: "
         word = f"process {world.rank} of {world.size}, step {step:,}: {kind}{error}"
         leave_word(word, is_consequence=isinstance(error, LostContact))
-    return error

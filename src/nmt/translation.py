@@ -20,6 +20,7 @@ from nmt.config import Config, TranslateConfig
 from nmt.corpus import Normaliser
 from nmt.distributed import bound_kernels, choose_device
 from nmt.errors import CheckpointError, ConfigError, DataError
+from nmt.machine import warn_of_slow
 from nmt.model import Transformer
 from nmt.outputs import is_repeated
 from nmt.provenance import read_config, read_identity
@@ -203,6 +204,7 @@ class Translator:
                     f"{run / 'tokenizer'}: {tokenizer.name} has {len(tokenizer):,} pieces, but the model has "
                     f"{embedding.num_embeddings:,}; put back the tokenizer that the run was trained with."
                 )
+        warn_of_slow("translate.precision", config.translate.precision, place)
         bound_kernels(place, config.translate.precision, 256)
         for weight in model.to(place).parameters():  # Not buffers: in half precision angles beyond 256 are not apart.
             weight.data = weight.data.to(getattr(torch, config.translate.precision))
@@ -383,9 +385,7 @@ class Translator:
         """The log-probability of each target given its source; both are normalised as in training."""
         _check_lines(srcs=srcs, tgts=tgts)
         sides = ((self.src_tokenizer, self.src, srcs), (self.tgt_tokenizer, self.tgt, tgts))
-        src, tgt = (
-            tokenizer.encode([self.normaliser(line, lang) for line in lines]) for tokenizer, lang, lines in sides
-        )
+        src, tgt = (cutter.encode([self.normaliser(line, lang) for line in lines]) for cutter, lang, lines in sides)
         self._check_lengths(src, "source")
         self._check_lengths(tgt, "translation")
         widths = [len(s) + len(t) + 2 for s, t in zip(src, tgt, strict=True)]

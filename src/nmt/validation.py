@@ -65,11 +65,13 @@ class DevSet:
     normaliser: Normaliser
 
     @staticmethod
-    def load(config: Config, paths: TrainPaths, tokenizers: tuple[Tokenizer, Tokenizer]) -> "DevSet":
-        """The dev set that a training with these settings and folders looks at."""
+    def load(
+        config: Config, paths: TrainPaths, tokenizers: tuple[Tokenizer, Tokenizer], *, verify: bool = True
+    ) -> "DevSet":
+        """The dev set that a training with these settings and folders looks at; `verify` as in open_dataset."""
         src, tgt = config.data.src, config.data.tgt
         return DevSet(
-            open_dataset(paths.encode, "dev", src, tgt),
+            open_dataset(paths.encode, "dev", src, tgt, verify=verify),
             read_lines(paths.clean / f"dev.{src}"),
             read_lines(paths.clean / f"dev.{tgt}"),
             tokenizers,

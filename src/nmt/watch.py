@@ -4,18 +4,21 @@ import json
 import logging
 import os
 import signal
+import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import Tensor
 
 from nmt.batching import Numbers
 from nmt.distributed import Later, World
 from nmt.errors import NmtError, Preempted
+from nmt.launch import AGAIN
 from nmt.step import Nowhere
 
 log = logging.getLogger(__name__)
@@ -27,10 +30,16 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Stop:
-    """Notes a signal that asks to end, so that all processes save at the same step; a second one ends this at once."""
+    """Answers a signal that asks a training to end. Used as a context, around all of it.
+
+    While steps are taken the signal is noted, so that all processes save at the same step; before and after that there
+    is nothing to save, and it ends this process like any other. A repeat within AGAIN seconds, or during the save, is
+    the same wish: whoever tells all processes to end tells torchrun too, which passes it on. A later one ends at once.
+    """
 
     def __init__(self, world: World) -> None:
-        self.world, self.noted = world, 0
+        self.world, self.noted, self.since = world, 0, 0.0
+        self.steps = self.saves = self.told = False
         self.asked: Later | None = None
         self.before: dict[int, Any] = {}
 
@@ -44,23 +53,55 @@ class Stop:
     ) -> None:
         for number, handler in self.before.items():
             signal.signal(number, handler)
-        if kind is None and self.asked is not None:
-            self.asked.wait()  # Else the others would wait for an answer in vain.
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.noted = number
-        for each in SIGNALS:
-            signal.signal(each, signal.SIG_DFL)
+        now = time.monotonic()
+        if not self.noted:
+            self.noted, self.since = number, now
+            if not self.steps:
+                self._end()
+        elif now - self.since > AGAIN and not self.saves:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
 
-    def agreed(self) -> int:
+    def _end(self) -> NoReturn:
+        if self.noted == signal.SIGINT:
+            raise KeyboardInterrupt
+        sys.exit(128 + self.noted)
+
+    @contextmanager
+    def stepping(self) -> Iterator[None]:
+        """A block that asks `agreed` after each step."""
+        self.steps = True
+        yield
+        self.steps = False
+        if self.noted:  # In the moment since the last step was over.
+            self._end()
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """A block that no repeat of a signal interrupts."""
+        self.saves = True
+        yield
+        self.saves = False
+
+    def agreed(self, *, last: bool = False) -> int:
         """The signal that some process had got when this was last asked (0: none), equal on all.
 
-        The answer is a step old, so that no step waits for it; a process that is alone knows at once.
+        The answer is a step old, so that no step waits for it; after the last step, and alone, it is that of now.
         """
         if self.world.size == 1:
-            return self.noted
-        before, self.asked = self.asked, self.world.largest(self.noted)
-        return before.wait() if before else 0
+            found = self.noted
+        else:
+            before, self.asked = self.asked, self.world.largest(self.noted)
+            found = before.wait() if before else 0
+            if last:
+                found, self.asked = max(found, self.asked.wait()), None
+        if (found or self.noted) and self.world.leads and not self.told:
+            self.told = True
+            name = signal.Signals(found or self.noted).name
+            log.info("train: %s; saving and stopping after %s step", name, "this" if found else "the next")
+        return found
 
 
 class Skips:
