@@ -231,6 +231,11 @@ def check_layout(files: Sequence[Path], layouts: Sequence[Layout]) -> None:
                 f"{path} has its cells in quotes and quotes inside them doubled, as spreadsheets write CSV, and they "
                 f"would stay in the text; convert it: {how_to_unquote(path)}"
             )
+        if layout.has_quoted_part:
+            raise DataError(
+                f"{path} has a part with cells in quotes and quotes inside them doubled, as spreadsheets write CSV, "
+                "beside plain quotations; convert that part before it is put together with the rest."
+            )
         if len(files) == 2 and layout.columns > 1:
             raise DataError(
                 f"{path} has TABs in most of its lines, so it is not line-aligned; name each tab-separated file alone."
