@@ -382,6 +382,26 @@ def test_what_is_left_out_of_the_raw_folder_is_named_once_with_the_reason(tmp_pa
     assert "sub (a folder)" in caplog.text
 
 
+@pytest.mark.parametrize(("name", "content", "said"), [
+    ("d.csv", b"Hello.,x\n", "convert it: python3 -c "),
+    ("d.tmx", b'<?xml version="1.0"?><tmx>', "export it as tab-separated text: it is a TMX file"),
+    ("d.tsv.gz", b"\x1f\x8b\x08\0", "unpack it (gunzip): it is packed with gzip"),
+    ("d.zip", b"PK\x03\x04", "unpack it (unzip): it is a zip archive"),
+    ("d.corpus", b"Hello.\tx\n", "or rename it."),
+])  # fmt: skip
+def test_a_file_of_another_kind_in_the_raw_folder_is_refused_with_what_to_do(tmp_path, name, content, said):
+    raw = tmp_path / "mine" / "raw"
+    raw.mkdir(parents=True)
+    (raw / name).write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        find_sources(tmp_path / "mine", SMALL)
+    assert f"{raw / name} is neither tab-separated" in str(caught.value)
+    assert said in str(caught.value)
+    (raw / name).rename(raw / f"_{name}")
+    (raw / "a.tsv").write_text("x")
+    assert set(find_sources(tmp_path / "mine", SMALL)) == {"a"}
+
+
 def test_a_raw_folder_with_nothing_left_out_says_nothing(tmp_path, caplog):
     raw = tmp_path / "mine" / "raw"
     raw.mkdir(parents=True)

@@ -150,6 +150,11 @@ def csv_cell(text: str) -> str:
 
 
 SAID = [(f'He said "number {n}".', f'他说"{n}号"。') for n in range(20)]
+DIALOGUE = [
+    '"Hello," he said.\t“你好。”他说。', '"Who can help?" "I can."\t“谁能帮忙？”“我能。”', 'He said "no".\t他说“不”。',
+    '"Yes," he said, "I know."\t“是的，”他说，“我知道。”', '"Wait."\t“等等。”', 'It is 6" long.\t它有六英寸长。',
+    '"Go!"\t"走！"', '"a" and "b"\t"一"和"二"', 'The "" is empty.\t这个""是空的。',
+]  # fmt: skip
 IN_PARTS = [f'"One\ttwo ""{n}"""\t一' for n in range(20)]
 QUOTED = {
     "a few cells, as spreadsheets write them": [*TWO, *(f"{csv_cell(en)}\t{csv_cell(zh)}" for en, zh in SAID)],
@@ -173,11 +178,12 @@ def test_quoting_of_csv_never_stays_in_the_text_and_the_command_that_is_named_ta
     assert "Number 7 is here.\t第7号在这里。" in plain
 
 
-DIALOGUE = [
-    '"Hello," he said.\t“你好。”他说。', '"Who can help?" "I can."\t“谁能帮忙？”“我能。”', 'He said "no".\t他说“不”。',
-    '"Yes," he said, "I know."\t“是的，”他说，“我知道。”', '"Wait."\t“等等。”', 'It is 6" long.\t它有六英寸长。',
-    '"Go!"\t"走！"', '"a" and "b"\t"一"和"二"', 'The "" is empty.\t这个""是空的。',
-]  # fmt: skip
+def test_a_part_with_quoting_in_a_file_with_quotations_is_refused_without_a_command_that_would_harm_them(tmp_path):
+    part = [f"{csv_cell(en)}\t{csv_cell(zh)}" for en, zh in SAID]
+    for lines in ([*DIALOGUE * 9, *TWO, *part], [*part, *DIALOGUE * 9], [*DIALOGUE * 9, *part, *DIALOGUE * 9]):
+        said = refusal(tmp_path, lines)
+        assert "convert that part before it is put together" in said
+        assert "python3" not in said
 
 
 @pytest.mark.parametrize("lines", [

@@ -456,6 +456,14 @@ def test_an_empty_file_gives_an_empty_file_and_a_missing_one_an_error(tokenizer,
         translate_file(make(tokenizer), tmp_path / "absent", tmp_path / "out")
 
 
+def test_a_count_of_one_is_told_in_the_singular(tokenizer):
+    assert Counts(lines=1, blank=1).report().startswith("1 line: 1 blank")
+    with pytest.raises(DataError, match="1 prefix for more lines"):
+        list(make(tokenizer).stream(["Run!", "Run!"], prefixes=["快"], window=2))
+    with pytest.raises(DataError, match="2 prefixes for only 1 line;"):
+        list(make(tokenizer).stream(["Run!"], prefixes=["快", "快"], window=1))
+
+
 def test_a_translation_that_fails_leaves_the_old_output_alone(tokenizer, tmp_path):
     (tmp_path / "in").write_text("Run!\nRun!\n", encoding="utf-8")
     (tmp_path / "begin").write_text("快\n", encoding="utf-8")

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from nmt.config import Config
+from nmt.errors import counted
 from nmt.overlap import check_unseen
 from nmt.scoring import evaluate, report_lines
 from nmt.text import read_lines, read_object
@@ -63,11 +64,13 @@ def score_lines(result: dict[str, Any]) -> list[str]:
         )
     if result.get("trained_on"):
         share = result["trained_on"] / result["lines"]
-        lines.append(f"{result['trained_on']:,} test lines ({share:.1%}) have a sentence that the run was trained on")
+        lines.append(
+            f"{counted(result['trained_on'], 'test line')} ({share:.1%}) with a sentence that the run was trained on"
+        )
     for name, part in result.get("parts", {}).items():
         bleu, floor = part["scores"]["bleu"], part["floor"]["bleu"]["value"]
         lines.append(
-            f"{name or '(no attribution)'}: BLEU {bleu['value']:.2f} on {part['lines']:,} lines   "
+            f"{name or '(no attribution)'}: BLEU {bleu['value']:.2f} on {counted(part['lines'], 'line')}   "
             f"floor {floor:.2f}, {bleu['value'] - floor:+.2f}\n  {bleu['signature']}"
         )
     return lines

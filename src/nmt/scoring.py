@@ -21,7 +21,7 @@ from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 
 from nmt.config import EvalConfig
-from nmt.errors import ConfigError, DataError
+from nmt.errors import ConfigError, DataError, counted
 from nmt.languages import name_of, parse
 from nmt.outputs import suspicious
 from nmt.resampling import FEWEST, ScoreOf, Stats, bootstrap, interval, p_value
@@ -302,11 +302,11 @@ def report_lines(result: Mapping[str, Any]) -> list[str]:
     ]
     ceiling = result["ceiling"]
     if ceiling:
-        people = f"One reference against the others, on the {ceiling['lines']:,} lines that have several"
+        people = f"One reference against the others, on {counted(ceiling['lines'], 'line')} with several"
         lines += [f"{people}: BLEU {ceiling['bleu']['value']:.2f}", f"  {ceiling['bleu']['signature']}"]
     best, outputs = result["scores"]["bleu"], result["outputs"]
     lines.append(
-        f"{result['lines']:,} lines; length {best['length_ratio']:.3f} of the references (brevity penalty "
+        f"{counted(result['lines'], 'line')}; length {best['length_ratio']:.3f} of the references (brevity penalty "
         f"{best['brevity_penalty']:.3f}); outputs: {', '.join(f'{n:,} {kind}' for kind, n in outputs.items())}"
     )
     lines.append(f"{'source ' + result['lengths']['unit']:<18}{'lines':>8}{'BLEU':>8}{'length':>8}")

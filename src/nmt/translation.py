@@ -19,7 +19,7 @@ from nmt.checkpoint import load_model
 from nmt.config import Config, TranslateConfig
 from nmt.corpus import Normaliser
 from nmt.distributed import bound_kernels, choose_device
-from nmt.errors import CheckpointError, ConfigError, DataError
+from nmt.errors import CheckpointError, ConfigError, DataError, counted
 from nmt.machine import warn_of_slow
 from nmt.model import Transformer
 from nmt.outputs import is_repeated
@@ -156,7 +156,7 @@ class Counts:
             "cut": "cut at the length limit",
         }
         told = [f"{getattr(self, name):,} {text}" for name, text in names.items() if getattr(self, name)]
-        return f"{self.lines:,} lines" + (f": {', '.join(told)}" if told else "")
+        return counted(self.lines, "line") + (f": {', '.join(told)}" if told else "")
 
 
 class Translator:
@@ -242,7 +242,8 @@ class Translator:
         while group := list(islice(lines, window)):
             begins = [[]] * len(group) if given is None else given[first : first + len(group)]
             if len(begins) < len(group):
-                raise DataError(f"there are only {first + len(begins):,} prefixes; give one for each line.")
+                there = counted(first + len(begins), "prefix", "prefixes")
+                raise DataError(f"{there} for more lines than that; give one for each line.")
             parts = self._parts(group, begins, first)
             found: list[list[_Found]] = [[] for _ in group]
             for part, hyps in self._search_all(parts, options, progress):
@@ -252,7 +253,8 @@ class Translator:
                 yield results
             first += len(group)
         if prefixes is not None and len(prefixes) > first:
-            raise DataError(f"there are {len(prefixes):,} prefixes, but only {first:,} lines; give as many of both.")
+            there = counted(len(prefixes), "prefix", "prefixes")
+            raise DataError(f"{there} for only {counted(first, 'line')}; give as many of both.")
 
     def _begins(self, prefixes: Sequence[str]) -> list[list[int]]:
         """The tokens that each translation begins with; all are looked at before the first is used."""

@@ -7,7 +7,7 @@ import csv
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from nmt.corpus.script import has_han
@@ -76,7 +76,13 @@ class Layout:
         self._han: Counter[int] = Counter()
         self._size: Counter[int] = Counter()
         """Characters of each column."""
-        self._cells = self._in_quotes = self._doubled = self._other_quotes = 0
+        self._cells = 0
+        self._quotes: Counter[str] = Counter()
+        """Of cells with a quote: those `quoted` as a whole, those of them with `doubled` ones inside, and `others`."""
+        self._latest: Counter[str] = Counter()
+        """The same of the latest FEWEST of them or fewer."""
+        self.has_quoted_part = False
+        """Whether FEWEST cells with quotes, one after another, are quoted as in CSV."""
         for line in lines:
             if line.strip():
                 self.add(line.split(TAB))
@@ -101,10 +107,15 @@ class Layout:
             cell = cell.strip()
             if '"' in cell:
                 if _CSV_CELL.fullmatch(cell):
-                    self._in_quotes += 1
-                    self._doubled += '""' in cell[1:-1]
-                elif not _PART_OF_CSV_CELL.fullmatch(cell):
-                    self._other_quotes += 1
+                    kinds = ["quoted", "doubled"] if '""' in cell[1:-1] else ["quoted"]
+                else:
+                    kinds = [] if _PART_OF_CSV_CELL.fullmatch(cell) else ["others"]
+                self._quotes.update(kinds)
+                self._latest.update(kinds)
+                if self._latest["quoted"] + self._latest["others"] >= FEWEST:
+                    # So a part that came out of a spreadsheet shows in a long file without quoting.
+                    self.has_quoted_part |= _are_doubled(self._latest)
+                    self._latest.clear()
 
     @property
     def columns(self) -> int:
@@ -141,9 +152,13 @@ class Layout:
 
         In plain text nearly every quotation is a part of its cell, or has others beside it: "Yes," he said, "I know."
         """
-        if self._other_quotes > FEW * (self._in_quotes + self._other_quotes):
-            return False
-        return self._doubled > 0 or (self._cells >= FEWEST and self._in_quotes >= (1 - FEW) * self._cells)
+        all_quoted = self._cells >= FEWEST and self._quotes["quoted"] >= (1 - FEW) * self._cells
+        return _are_doubled(self._quotes) or (all_quoted and not self._quotes["others"])
+
+
+def _are_doubled(quotes: Mapping[str, int]) -> bool:
+    few_others = quotes["others"] <= FEW * (quotes["quoted"] + quotes["others"])
+    return quotes["doubled"] > 0 and few_others
 
 
 _CSV_CELL = re.compile(r'"(?:[^"]++|"")*+"')

@@ -79,8 +79,8 @@ def find_sources(corpus_dir: Path, settings: CleanConfig) -> dict[str, tuple[Pat
         else:
             endings = ", ".join(f".{lang}" for lang in settings.columns)
             raise DataError(
-                f"{path} is neither tab-separated (.tsv, .txt) nor line-aligned ({endings}); unpack or rename it, or "
-                "put _ before its name to leave it out."
+                f"{path} is neither tab-separated (.tsv, .txt) nor line-aligned ({endings}); put _ before its name to "
+                f"leave it out, or {_how_to_use(path)}"
             )
         if found.setdefault(path.stem, files) != files:
             raise DataError(f"{path} and {found[path.stem][0]} have the same name; rename one of them.")
@@ -102,6 +102,15 @@ def _no_source(path: Path) -> str:
     if not path.is_file():
         return "a link to nothing" if path.is_symlink() else "not a file"
     return "by its name a licence or notice; rename it if not" if _NOT_A_CORPUS.fullmatch(path.name) else ""
+
+
+def _how_to_use(path: Path) -> str:
+    """What to do with a file of another kind."""
+    if path.suffix.lower() == ".csv":
+        return f"convert it: {how_to_unquote(path, ',')}"
+    with _open(path) as stream:
+        found = foreign_format(stream.read(4096))
+    return f"{found[1]}: it is {found[0]}." if found else "rename it."
 
 
 @functools.cache
@@ -221,6 +230,11 @@ def check_layout(files: Sequence[Path], layouts: Sequence[Layout]) -> None:
             raise DataError(
                 f"{path} has its cells in quotes and quotes inside them doubled, as spreadsheets write CSV, and they "
                 f"would stay in the text; convert it: {how_to_unquote(path)}"
+            )
+        if layout.has_quoted_part:
+            raise DataError(
+                f"{path} has a part with cells in quotes and quotes inside them doubled, as spreadsheets write CSV, "
+                "beside plain quotations; convert that part before it is put together with the rest."
             )
         if len(files) == 2 and layout.columns > 1:
             raise DataError(

@@ -46,7 +46,7 @@ def reasons(counts: Mapping[str, int]) -> str:
     """A sentence that says why rows were dropped, the commonest reason first; empty if none was."""
     dropped = sorted(((counts.get(f"dropped {reason}", 0), reason) for reason in MEANINGS), reverse=True)
     told = [f"{count:,} {reason} ({MEANINGS[reason]}{_setting(reason)})" for count, reason in dropped if count]
-    return f"Dropped of {counts['input']:,} rows: {'; '.join(told)}." if told else ""
+    return f"Dropped of {counted(counts['input'], 'row')}: {'; '.join(told)}." if told else ""
 
 
 def _setting(reason: str) -> str:
