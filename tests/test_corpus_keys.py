@@ -40,6 +40,11 @@ SAME = [
     ("50 %", "５０％"),
     ("It cost 1,200,000 yen", "It cost 1200000 yen."),
     ("\u2764\ufe0f 爱你", "\u2764爱你"),
+    ("One\ttwo\u3000three", "One two three"),
+    ("Every Tues\xadday", "Every Tuesday"),
+    ("He left --5 came", "He left: 5 came"),
+    ("Wait ...what", "Wait, what"),
+    ("3〜5天", "3～5天"),
 ]
 
 DIFFERENT_IN_MEANING = [
@@ -60,12 +65,16 @@ DIFFERENT_IN_MEANING = [
     ("5'10", "510"),
     ("10²米", "102米"),
     ("1½", "112"),
+    ("Rooms 2024,123", "Rooms 2024123"),
     # signs
     ("-5度", "5度"),
     ("气温是-5度", "气温是5度"),
     ("−.5", ".5"),
     ("− 5度", "5度"),
     ("-$5", "$5"),
+    ("-$.5", "$.5"),
+    ("5 * 3", "5 3"),
+    ("5 & 3", "5 3"),
     ("~5 kg", "5 kg"),
     ("2+3", "2-3"),
     ("2+3", "23"),
@@ -79,12 +88,19 @@ DIFFERENT_IN_MEANING = [
     ("Use --force now", "Use force now"),
     ("R&D", "RD"),
     ("@user left", "user left"),
-    ("snake_case", "snakecase"),
+    ("x_i", "x i"),
+    ("§5", "5"),
+    ("†Tom", "Tom"),
+    ("‡Tom", "Tom"),
     ("I am here \U0001f600", "I am here \U0001f622"),
     ("I am here :)", "I am here :("),
     # units
     ("50%", "50"),
     ("50‰", "50%"),
+    ("50‰", "50"),
+    ("50‱", "50"),
+    ("5″", "5"),
+    ("5/3", "5 3"),
     ("€5", "$5"),
     ("5°", "5"),
     ("5 ′", "5 ″"),
@@ -95,6 +111,8 @@ DIFFERENT_IN_MEANING = [
     ("We're friends.", "Were friends."),
     ("It is now here.", "It is nowhere."),
     ("I re-sign.", "I resign."),
+    ("कि का", "किका"),
+    ("ماذا؟", "ماذا"),
 ]
 """Pairs that share all letters and digits."""
 

@@ -237,4 +237,4 @@ def test_eval_says_what_a_perfect_translation_scores_against_references_in_anoth
         assert result["reference_form"] == best
         assert result["scores"]["bleu"]["value"] == pytest.approx(best["bleu"])
         assert "100.0 % of the references are not in the form of the training text (script, marks); a perf" in said[0]
-        assert f"BLEU {best['bleu']:.2f}\n  {best['signature']}" in said[0]
+        assert f"BLEU {best['bleu']:.1f}\n  {best['signature']}" in said[0]

@@ -81,7 +81,7 @@ _MEANT = re.compile(
 )
 """Marks that mean something where they stand; elsewhere they only set parts of a sentence apart."""
 
-_SIGNS = frozenset("?؟%‰‱&@#*/\\_§′″†‡")
+_SIGNS = frozenset("?؟%‰‱&@#*/\\_§′†‡")
 """Punctuation by Unicode's categories that is meant wherever it stands, as symbols (+ = $ € ° and emoji) are."""
 _QUOTES = frozenset("`´¨~")
 """Symbols by Unicode's categories that are used as punctuation."""

@@ -8,8 +8,8 @@ from nmt.corpus.rules import RULES
 WIDEST = 100
 """Characters of a sample row that are shown."""
 
-ALL = 99.995
-"""BLEU from which a text is printed as 100.00."""
+ALL = 99.95
+"""BLEU that is printed as 100.0, and no reason for a warning."""
 
 MEANINGS = {
     "undecodable": "bytes that are not text in clean.encoding",
