@@ -306,7 +306,6 @@ BAD = {
     "no_han": ("No Han here", "none at all"),
     "copy": ("相同的", "相同的"),
     "empty": ("Nothing", ""),
-    "columns": ("One column",),
     "script": ("Whose book is it?", "這是誰的書？"),
 }
 
@@ -432,14 +431,13 @@ def test_a_file_that_is_only_touched_is_cleaned(tmp_path, monkeypatch):
 @pytest.mark.parametrize("change", [append, cut, edit])
 def test_a_given_set_that_changes_while_it_is_read_is_refused(tmp_path, monkeypatch, change):
     write_tsv(tmp_path / "set.tsv", [("Sit down 1.", "坐下1。"), ("Get up 1.", "起来1。")])
-    read = sets.read_lines
+    judge = sets.is_han_side
 
-    def read_lines_of_a_changing_file(path):
-        found = read(path)
-        change(path)
-        return found
+    def is_han_side(lines):
+        change(tmp_path / "set.tsv")  # It has been read, but not yet hashed again.
+        return judge(lines)
 
-    monkeypatch.setattr(sets, "read_lines", read_lines_of_a_changing_file)
+    monkeypatch.setattr(sets, "is_han_side", is_han_side)
     path = str(tmp_path / "set.tsv")
     with pytest.raises(DataError, match=r"clean\.dev: .*set\.tsv changed while it was read"):
         clean(tmp_path, sentences(400), dataclasses.replace(SMALL, dev=(path,), test=(path,)))

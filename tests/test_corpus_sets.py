@@ -133,7 +133,7 @@ def test_references_of_a_given_set_keep_the_attributions_of_its_third_column(tmp
 
 
 def test_a_text_that_one_row_has_without_and_another_with_an_attribution_has_it(tmp_path):
-    rows = [("Hello.", "你好。"), ("Hello!", "你好。", "B"), ("Bye.", "再见。")]
+    rows = [("Hello.", "你好。", ""), ("Hello!", "你好。", "B"), ("Bye.", "再见。", "")]
     _, out = cleaned(tmp_path, GOOD, **given(tmp_path, dev=rows, test=rows))
     assert read_lines(out / "test.refs.zh.attribution") == ["B", "B", ""]
     assert read_lines(out / "test.refs.en.attribution") == ["\tB", "B\t", ""]
