@@ -5,6 +5,7 @@ import json
 import os
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import opencc
@@ -218,16 +219,83 @@ def test_sources_with_their_chinese_in_different_columns_are_refused(tmp_path):
         "b": (write_tsv(tmp_path / "b.tsv", [(zh, en) for en, zh in sentences(300)]),),
     }
     with pytest.raises(DataError, match="different columns"):
-        clean_corpus(sources, dataclasses.replace(SMALL, columns=("xx", "yy")), tmp_path)
+        clean_corpus(sources, dataclasses.replace(SMALL, columns=("qaa", "qab")), tmp_path)
 
 
-def test_the_script_of_the_text_decides_and_not_the_name_of_the_language(tmp_path):
+def with_columns(tmp_path: Path, *columns: str, **changes: str) -> tuple[dict[str, Any], str]:
+    """The report, and the text of all sets in the second column, of a corpus whose lines are in both scripts."""
     out = tmp_path / "out"
     out.mkdir()
-    settings = dataclasses.replace(SMALL, columns=("xx", "yy"))
+    settings = dataclasses.replace(SMALL, columns=columns, **changes)
     report = clean_corpus({"a": (write_tsv(tmp_path / "a.tsv", sentences(400)),)}, settings, out)
-    assert report["han"] == {"xx": False, "yy": True}
-    assert "湯" not in (out / "train.yy").read_text(encoding="utf-8")
+    return report, "".join((out / f"{name}.{columns[1]}").read_text(encoding="utf-8") for name in NAMES)
+
+
+@pytest.mark.parametrize("lang", ["zh", "zh-CN", "zh_SG", "zh-Hans", "zh-Hans-HK", "zho", "cmn", "wuu", "lzh"])
+def test_chinese_is_simplified_unless_its_code_says_traditional(tmp_path, lang):
+    report, text = with_columns(tmp_path, "en", lang)
+    assert report["zh_script"] == {lang: "simplified"}
+    assert "汤姆" in text
+    assert not set("湯來") & set(text)
+
+
+@pytest.mark.parametrize(
+    "lang", ["zh-Hant", "zh-TW", "zh-HK", "zh-MO", "zh_tw", "zho-Hant", "cmn-Hant", "yue", "zh-yue"]
+)
+def test_chinese_of_a_traditional_code_is_traditional(tmp_path, lang):
+    report, text = with_columns(tmp_path, "en", lang)
+    assert report["zh_script"] == {lang: "traditional"}
+    assert "湯姆" in text
+    assert not set("汤书觉玛丽读来") & set(text) - set("麗")
+    assert any(line.endswith("policy traditional") for line in print_report(report))
+
+
+def test_a_given_policy_is_stronger_than_the_code(tmp_path):
+    for number, (lang, policy) in enumerate([("zh-TW", "simplified"), ("zh", "traditional"), ("zh-Hant", "keep")]):
+        (tmp_path / str(number)).mkdir()
+        report, text = with_columns(tmp_path / str(number), "en", lang, zh_script=policy)
+        assert report["zh_script"] == {lang: policy}
+        assert ("汤" in text, "湯" in text) == (policy == "simplified", policy != "simplified")
+
+
+@pytest.mark.parametrize("lang", ["ja", "jpn", "ja-JP", "ko", "qab"])
+@pytest.mark.parametrize("policy", ["auto", "simplified", "filter"])
+def test_what_is_not_chinese_is_never_converted_though_it_is_written_in_han(tmp_path, lang, policy):
+    report, text = with_columns(tmp_path, "en", lang, zh_script=policy)
+    assert report["han"] == {"en": False, lang: True}
+    assert report["zh_script"] == {}
+    assert report["script"] == dict.fromkeys(("simplified", "traditional", "mixed", "neutral"), 0)
+    assert "湯姆" in text
+    assert "看书" in text
+
+
+def test_two_chinese_sides_have_each_its_script(tmp_path):
+    pairs = [(f"第{n}天他來了，{n}号房间开着門。", f"第{n}天他来了，{n}號房間開著門。") for n in range(300)]
+    out = tmp_path / "out"
+    out.mkdir()
+    settings = dataclasses.replace(SMALL, columns=("zh-Hans", "zh-Hant"), drop_copies=False)
+    report = clean_corpus({"a": (write_tsv(tmp_path / "a.tsv", pairs),)}, settings, out)
+    assert report["zh_script"] == {"zh-Hans": "simplified", "zh-Hant": "traditional"}
+    assert pairs_of_columns(out, settings.columns) == {
+        (f"第{n}天他来了，{n}号房间开着门。", f"第{n}天他來了，{n}號房間開著門。") for n in range(300)
+    }
+
+
+def pairs_of_columns(out: Path, columns: tuple[str, ...]) -> set[tuple[str, str]]:
+    return {
+        pair for name in NAMES for pair in zip(*(read_lines(out / f"{name}.{lang}") for lang in columns), strict=True)
+    }
+
+
+def test_japanese_is_measured_and_kept_as_japanese(tmp_path):
+    pairs = [(f"Yes, I studied in room {n}.", f"はい、{n}号室で勉強しました。") for n in range(150)]
+    pairs += [(f"Thank you very much, number {n}.", f"{n}ばん、ありがとうございます!") for n in range(150)]
+    out = tmp_path / "out"
+    out.mkdir()
+    settings = dataclasses.replace(SMALL, columns=("en", "ja"))
+    report = clean_corpus({"a": (write_tsv(tmp_path / "a.tsv", pairs),)}, settings, out)
+    assert report["kept"] == 300
+    assert pairs_of_columns(out, settings.columns) == set(pairs)
 
 
 def test_a_corpus_without_a_han_side_is_cleaned_too(tmp_path):
@@ -279,7 +347,7 @@ def test_references_of_a_given_set_come_from_the_set_itself(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("", "empty"), ("one column\n", "line 1 has 1 columns"), ("你好\thello\n", "in the order of clean.columns")],
+    [("", "empty"), ("one column\n", "no line with two columns"), ("你好\thello\n", "in the order of clean.columns")],
 )
 def test_a_given_set_that_is_none_is_refused(tmp_path, text, said):
     (tmp_path / "dev.tsv").write_text(text, encoding="utf-8")
@@ -429,13 +497,14 @@ def test_a_file_that_is_only_touched_is_cleaned(tmp_path, monkeypatch):
 @pytest.mark.parametrize("change", [append, cut, edit])
 def test_a_given_set_that_changes_while_it_is_read_is_refused(tmp_path, monkeypatch, change):
     write_tsv(tmp_path / "set.tsv", [("Sit down 1.", "坐下1。"), ("Get up 1.", "起来1。")])
-    judge = sets.is_han_side
+    read = sets.read_aligned
 
-    def is_han_side(lines):
-        change(tmp_path / "set.tsv")  # It has been read, but not yet hashed again.
-        return judge(lines)
+    def read_a_changing_file(path):
+        found = read(path)
+        change(path)
+        return found
 
-    monkeypatch.setattr(sets, "is_han_side", is_han_side)
+    monkeypatch.setattr(sets, "read_aligned", read_a_changing_file)
     path = str(tmp_path / "set.tsv")
     with pytest.raises(DataError, match=r"clean\.dev: .*set\.tsv changed while it was read"):
         clean(tmp_path, sentences(400), dataclasses.replace(SMALL, dev=(path,), test=(path,)))

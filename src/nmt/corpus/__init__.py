@@ -2,8 +2,9 @@
 
 from nmt.corpus.cleaning import NothingLeft, clean_corpus
 from nmt.corpus.fetching import fetch
+from nmt.corpus.guard import held_out_keys
 from nmt.corpus.normalise import Normaliser
 from nmt.corpus.reading import find_sources
 from nmt.corpus.summary import print_report
 
-__all__ = ["Normaliser", "NothingLeft", "clean_corpus", "fetch", "find_sources", "print_report"]
+__all__ = ["Normaliser", "NothingLeft", "clean_corpus", "fetch", "find_sources", "held_out_keys", "print_report"]

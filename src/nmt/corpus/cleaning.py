@@ -99,7 +99,7 @@ def _unchanged(sources: Sources, facts: Mapping[str, Facts]) -> Iterator[Chunk]:
         where = " or ".join(map(str, files))
         changed = DataError(f"{where} changed while it was being cleaned; run it again when nothing writes to it.")
         try:
-            for chunk in chunks([files]):
+            for chunk in chunks([files], [facts[name].columns]):
                 for digest, lines in zip(digests, zip(*chunk.lines, strict=True), strict=True):
                     digest.update(b"".join(lines))
                 yield chunk._replace(source=source)
@@ -195,8 +195,8 @@ def clean_chunk(chunk: Chunk, settings: CleanConfig, normaliser: Normaliser, nam
             continue
         counts[f"changed {one}"] += sides[0] != row.left
         counts[f"changed {two}"] += sides[1] != row.right
-        for text, is_han in zip((row.left, row.right), han, strict=True):
-            if is_han:
+        for text, lang in zip((row.left, row.right), settings.columns, strict=True):
+            if normaliser.is_chinese(lang):
                 counts[f"script {script_of(text)}"] += 1
         keys[LEFT].append(hash_key(LEFT, leak_key(sides[0])))
         keys[RIGHT].append(hash_key(RIGHT, leak_key(sides[1])))
@@ -285,6 +285,7 @@ def _report(
         "input": total["input"],
         "changed": {lang: total[f"changed {lang}"] for lang in settings.columns},
         "mended": total["mended"],
+        "zh_script": {lang: normaliser.policy(lang) for lang in settings.columns if normaliser.is_chinese(lang)},
         "script": {kind: total[f"script {kind}"] for kind in ("simplified", "traditional", "mixed", "neutral")},
         "dropped": {reason: {"rows": n, "samples": tally.samples[reason]} for reason, n in dropped.items()},
         "kept": total["input"] - sum(dropped.values()),

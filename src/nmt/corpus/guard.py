@@ -53,7 +53,11 @@ def _train_keys(pairs: Sequence[Sides]) -> tuple[Forms, Forms]:
 
 
 def leaks(out: Path, normaliser: Normaliser, pool: Workers) -> dict[str, int]:
-    """Rows of the written dev and test that share a sentence of either side with train, and of test with dev."""
+    """Rows of the written dev and test that share a sentence of either side with train, and of test with dev.
+
+    Also writes the sorted hashes of the training text, 8 bytes a sentence, as `train.LANG.keys`: a run keeps them, so
+    that it knows what it was trained on.
+    """
     held_out = functools.partial(held_out_keys, normaliser=normaliser)
 
     def of_files(name: str, keys: Callable[[list[Sides]], tuple[Forms, Forms]]) -> tuple[Forms, Forms]:
@@ -62,6 +66,8 @@ def leaks(out: Path, normaliser: Normaliser, pool: Workers) -> dict[str, int]:
         return left, right
 
     train, dev, test = of_files("train", _train_keys), of_files("dev", held_out), of_files("test", held_out)
+    for lang, keys in zip(normaliser.han, train, strict=True):
+        (out / f"train.{lang}.keys").write_bytes(np.unique(keys).astype("<u8").tobytes())
     return {"dev": _shared(dev, train), "test": _shared(test, train), "between": _shared(test, dev)}
 
 

@@ -13,11 +13,13 @@ from numpy.typing import NDArray
 from nmt.config import CleanConfig
 from nmt.corpus.guard import Forms, held_out_keys
 from nmt.corpus.keys import LEFT, RIGHT, reference_key
+from nmt.corpus.layout import TAB, Layout, cells_of
 from nmt.corpus.normalise import Normaliser
+from nmt.corpus.reading import check_layout
 from nmt.corpus.script import is_han_side, simplify
 from nmt.corpus.splitting import Keys, first_of_equal, random_leak, split_groups
-from nmt.errors import DataError
-from nmt.text import read_aligned, read_lines, write_lines
+from nmt.errors import DataError, counted
+from nmt.text import read_aligned, write_lines
 
 HELD_OUT_SETS = ("dev", "test")
 Columns = tuple[str, ...]
@@ -49,23 +51,26 @@ def read_given(name: str, files: tuple[Path, ...], normaliser: Normaliser) -> Gi
     """The rows of one tab-separated or two line-aligned UTF-8 files; raises DataError where a row isn't one."""
     columns = tuple(normaliser.han)
     hashes = [_sha256(path) for path in files]
-    if len(files) == 2:
-        found = read_aligned(*files)
-    else:
-        found = [tuple(line.split("\t")) for line in read_lines(files[0])]
-        for number, row in enumerate(found, 1):
-            if len(row) not in (2, 3):
-                raise DataError(
-                    f"clean.{name}: {files[0]}, line {number} has {len(row)} columns, not two or three; "
-                    "a held-out set is taken as it is, so mend the file."
-                )
     where = " and ".join(map(str, files))
+    found = read_aligned(*files)
     if not found:
-        raise DataError(f"clean.{name}: {where} is empty.")
+        raise DataError(f"clean.{name}: {where} {'are' if len(files) == 2 else 'is'} empty.")
+    layouts = [Layout(column) for column in zip(*found, strict=True)]
+    check_layout(files, layouts)
+    if len(files) == 1:
+        cells = [cells_of(line, layouts[0].columns) for (line,) in found]
+        if None in cells:
+            odd = cells.index(None)
+            there = counted(found[odd][0].count(TAB) + 1, "column")
+            raise DataError(
+                f"clean.{name}: {where}, line {odd + 1} has {there}, most lines have {layouts[0].columns}; "
+                "a held-out set is taken as it is, so mend the file."
+            )
+        found = [tuple(row) for row in cells if row]
     if tuple(is_han_side(row[side] for row in found) for side in (0, 1)) != tuple(normaliser.han.values()):
         raise DataError(
-            f"clean.{name}: {where} doesn't have its Chinese where the sources have it; give the columns in the order "
-            f"of clean.columns ({', '.join(columns)})."
+            f"clean.{name}: the Chinese of {where} is not in the column where the sources have theirs; give the "
+            f"columns in the order of clean.columns ({', '.join(columns)})."
         )
     rows = [Kept(0, number, (row[0], row[1]), row[2] if len(row) == 3 else "") for number, row in enumerate(found, 1)]
     if hashes != [_sha256(path) for path in files]:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from nmt.corpus.rules import RULES
+from nmt.errors import counted
 
 WIDEST = 100
 """Characters of a sample row that are shown."""
@@ -13,7 +14,7 @@ ALL = 99.95
 
 MEANINGS = {
     "undecodable": "bytes that are not text in clean.encoding",
-    "columns": "not two or three columns",
+    "columns": "not as many columns as its source has",
     **{rule.name: rule.means for rule in RULES},
     "duplicate": "an earlier pair again but for case, width and marks that change no meaning",
     "held_out": "shares a sentence with dev or test, itself or through other pairs",
@@ -73,11 +74,11 @@ def _share(count: int, total: int) -> str:
 def _sources(report: Mapping[str, Any]) -> Iterable[str]:
     for name, source in report["sources"].items():
         for file in source["files"]:
-            yield f"{name}: {file['file']}, {file['lines']:,} rows, sha256 {file['sha256']}"
+            yield f"{name}: {file['file']}, {counted(file['lines'], 'row')}, sha256 {file['sha256']}"
         if not source["attributed"]:
             yield f"{name}: no attribution column; if its licence asks for attribution, keep it by other means"
         elif source["attributed"] < source["kept"]:
-            yield f"{name}: only {source['attributed']:,} of {source['input']:,} rows have an attribution"
+            yield f"{name}: only {source['attributed']:,} of {counted(source['input'], 'row')} with an attribution"
         if source["undecodable_lines"]:
             lines = ", ".join(f"{number:,}" for number in source["undecodable_lines"])
             yield f"{name}: lines that could not be decoded begin with {lines}"
@@ -97,7 +98,8 @@ def _script(report: Mapping[str, Any]) -> Iterable[str]:
     if total := sum(report["script"].values()):
         counts = ", ".join(f"{count:,} {kind}" for kind, count in report["script"].items())
         with_traditional = report["script"]["traditional"] + report["script"]["mixed"]
-        policy = report["settings"]["zh_script"]
+        wanted = report["settings"]["zh_script"]
+        policy = wanted if wanted == "filter" else ", ".join(dict.fromkeys(report["zh_script"].values()))
         yield f"script      {counts}: {_share(with_traditional, total)} with Traditional characters; policy {policy}"
 
 
