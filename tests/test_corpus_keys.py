@@ -45,6 +45,7 @@ SAME = [
     ("He left --5 came", "He left: 5 came"),
     ("Wait ...what", "Wait, what"),
     ("3〜5天", "3～5天"),
+    ("これは 本です。", "これは本です"),
 ]
 
 DIFFERENT_IN_MEANING = [

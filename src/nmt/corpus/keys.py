@@ -16,7 +16,7 @@ import re
 import unicodedata
 
 from nmt.corpus.mending import bare
-from nmt.corpus.script import HAN, has_han, simplify
+from nmt.corpus.script import HAN, KANA, has_han, simplify
 
 LEFT, RIGHT, PAIR = range(3)
 """What a hash is of: a side, or both together."""
@@ -66,7 +66,7 @@ _FORMS = {ord(power): f"^{digit}" for power, digit in zip("⁰¹²³⁴⁵⁶⁷
 _FORMS |= dict.fromkeys(map(ord, "‐‑‒–−"), "-") | {ord("〜"): "~"}
 _FORM = re.compile(f"[{''.join(map(chr, _FORMS))}]")
 
-_WORD = f"[^\\W_{HAN}]"  # A letter of a word that spaces set apart, or a digit.
+_WORD = f"[^\\W_{HAN}{KANA}]"  # A letter of a word that spaces set apart, or a digit.
 _SPACED = re.compile(r""" (?<=[0-9] )([-~.,:;'"!()]) (?=[0-9])""")
 _MEANT = re.compile(
     rf"""[-~.,:;'"!()](?:                                            # The mark, and where it stands:
@@ -107,14 +107,14 @@ class _WithoutPunctuation(dict[int, str | int | None]):
 
 
 _WITHOUT_PUNCTUATION = _WithoutPunctuation()
-_LETTER = f"[^\\W\\d_{HAN}]"
+_LETTER = f"[^\\W\\d_{HAN}{KANA}]"
 _GAP = re.compile(f" (?:(?<!{_LETTER} )|(?!{_LETTER}))")
 _QUESTION = re.compile("[?؟]+")
 
 
 @functools.cache
 def _kind(character: str) -> str:
-    """`word` or `number` for what a space can end; nothing for Han characters and signs, which need none."""
+    """`word` or `number` for what a space can end; nothing for Han characters, kana and signs, which need none."""
     if has_han(character):
         return ""
     return {"L": "word", "M": "word", "N": "number"}.get(unicodedata.category(character)[0], "")
