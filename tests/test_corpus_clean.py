@@ -374,7 +374,6 @@ BAD = {
     "no_han": ("No Han here", "none at all"),
     "copy": ("相同的", "相同的"),
     "empty": ("Nothing", ""),
-    "columns": ("One column",),
     "script": ("Whose book is it?", "這是誰的書？"),
 }
 
@@ -386,11 +385,8 @@ def test_when_a_rule_drops_all_rows_the_reason_is_what_is_said_and_the_rows_stay
     # Others are bad for two reasons of their own: the columns have to look like those of a corpus.
     rows = [BAD[reason]] * 200 + [("?", "第一号在。")] * 110 + [("It is \ufffd.", "第二号在。")] * 111
     (tmp_path / "x.tsv").write_text("".join("\t".join(row) + "\n" for row in rows), encoding="utf-8")
-    # Whichever side is written in Han, no name contradicts it; but only Chinese has two scripts.
-    columns = ("qaa", "zh" if reason == "script" else "qab")
-    asked = dataclasses.replace(SMALL, columns=columns, zh_script="filter")
     with pytest.raises(NothingLeft) as caught:
-        clean_corpus({"x": (tmp_path / "x.tsv",)}, asked, out)
+        clean_corpus({"x": (tmp_path / "x.tsv",)}, dataclasses.replace(SMALL, zh_script="filter"), out)
     said = str(caught.value)
     assert said.startswith("no pair is left to train on. Dropped of 421 rows: 200 ")
     assert f" {reason} (" in said

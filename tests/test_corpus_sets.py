@@ -212,6 +212,24 @@ def test_a_given_set_in_the_form_of_the_training_text_is_not_warned_of(tmp_path,
     assert not caplog.records
 
 
+@pytest.mark.parametrize(
+    ("lang", "rows", "told"),
+    [
+        ("zh-TW", TRADITIONAL, ""),
+        ("zh-TW", PLAIN, "script: traditional; kind and width of marks"),
+        ("yue", PLAIN, "script: traditional; kind and width of marks"),
+        ("zh-SG", TRADITIONAL, "script: simplified; kind and width of marks"),
+        ("ja", TRADITIONAL, ""),
+    ],
+)
+def test_the_form_of_the_training_text_is_that_of_its_language(tmp_path, caplog, lang, rows, told):
+    with caplog.at_level(logging.WARNING):
+        report, _ = cleaned(tmp_path, GOOD, **given(tmp_path, dev=rows, test=rows), columns=("en", lang))
+    assert (lang in report["reference_form"]["test"]) == bool(told)
+    assert len([record for record in caplog.records if "reference" in record.getMessage()]) == 2 * bool(told)
+    assert all(told in record.getMessage() for record in caplog.records)
+
+
 def test_spaces_that_no_score_sees_are_counted_and_not_warned_of(tmp_path, caplog):
     rows = [(f"{en} ", zh) for en, zh in PLAIN]
     with caplog.at_level(logging.WARNING):
@@ -239,4 +257,4 @@ def test_eval_says_what_a_perfect_translation_scores_against_references_in_anoth
         assert result["reference_form"] == best
         assert result["scores"]["bleu"]["value"] == pytest.approx(best["bleu"])
         assert "100.0 % of the references are not in the form of the training text (script, marks); a perf" in said[0]
-        assert f"BLEU {best['bleu']:.2f}\n  {best['signature']}" in said[0]
+        assert f"BLEU {best['bleu']:.1f}\n  {best['signature']}" in said[0]

@@ -289,6 +289,7 @@ def _report(
         "script": {kind: total[f"script {kind}"] for kind in ("simplified", "traditional", "mixed", "neutral")},
         "dropped": {reason: {"rows": n, "samples": tally.samples[reason]} for reason, n in dropped.items()},
         "kept": total["input"] - sum(dropped.values()),
+        # Those set aside that turned out to be none were dropped like the rows held out for given sets.
         "further_references": roles.count(SET_ASIDE, HELD_OUT) - total["dropped held_out"],
         "sets": {
             "train": roles.count(TRAIN),

@@ -16,7 +16,7 @@ import re
 import unicodedata
 
 from nmt.corpus.mending import bare
-from nmt.corpus.script import HAN, simplify
+from nmt.corpus.script import HAN, KANA, has_han, simplify
 
 LEFT, RIGHT, PAIR = range(3)
 """What a hash is of: a side, or both together."""
@@ -62,24 +62,26 @@ def leak_key(text: str) -> str:
 # ── references and duplicates ───────────────────────────────────────────────────────────────────────────────────────
 
 _THOUSANDS = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:,[0-9]{3})+(?!,?[0-9])")
-_POWERS = {ord(power): f"^{digit}" for power, digit in zip("⁰¹²³⁴⁵⁶⁷⁸⁹ⁿ", "0123456789n", strict=True)}
-_POWERS |= dict.fromkeys(map(ord, "‐‑‒–−"), "-") | {ord("〜"): "~"}
+_FORMS = {ord(power): f"^{digit}" for power, digit in zip("⁰¹²³⁴⁵⁶⁷⁸⁹ⁿ", "0123456789n", strict=True)}
+_FORMS |= dict.fromkeys(map(ord, "‐‑‒–−"), "-") | {ord("〜"): "~"}
+_FORM = re.compile(f"[{''.join(map(chr, _FORMS))}]")
 
-_WORD = f"[^\\W_{HAN}]"  # A letter of a word that spaces set apart, or a digit.
+_WORD = f"[^\\W_{HAN}{KANA}]"  # A letter of a word that spaces set apart, or a digit.
+_SPACED = re.compile(r""" (?<=[0-9] )([-~.,:;'"!()]) (?=[0-9])""")
 _MEANT = re.compile(
-    rf"""
-      (?<=[0-9])(?P<gap>[ ]?)(?P<between>[-~.,:;'"!()])(?P=gap)(?=[0-9])  # 1.5, 3:2, 2-3, 5'10; but 1. 5 is a stop
-    | (?<!{_WORD})(?<![-~])[-~](?=[^\w\s"'(~-]?\.?[0-9])                  # -5, -$5, ~5
-    | (?<!{_WORD})(?<![.])[.](?={_WORD})                                  # .5, .net
-    | (?<=\s)--?(?=[a-z])                                                 # the option --force
-    | !(?==)                                                              # !=
-    | [:;]-?[()](?!\w)                                                    # :-)
-    """,
+    rf"""[-~.,:;'"!()](?:                                            # The mark, and where it stands:
+        (?<=[0-9].)(?=[0-9])                                         # 1.5, 3:2, 2-3, 5'10; but 1. 5 has a full stop
+      | (?<=[-~])(?<!{_WORD}.)(?<![-~].)(?=[ ]?[^\w\s"'(~-]?\.?[0-9])  # -5, -$5, ~5
+      | (?<=\.)(?<!{_WORD}.)(?<!\..)(?={_WORD})                      # .5, .net
+      | (?<=\s-)-?(?=[a-z])                                          # the option --force
+      | (?<=!)(?==)                                                  # !=
+      | (?<=[:;])-?[()](?!\w)                                        # :-)
+    )""",
     re.VERBOSE,
 )
 """Marks that mean something where they stand; elsewhere they only set parts of a sentence apart."""
 
-_SIGNS = frozenset("?؟%‰‱&@#*/\\_§′″†‡")
+_SIGNS = frozenset("?؟%‰‱&@#*/\\_§′†‡")
 """Punctuation by Unicode's categories that is meant wherever it stands, as symbols (+ = $ € ° and emoji) are."""
 _QUOTES = frozenset("`´¨~")
 """Symbols by Unicode's categories that are used as punctuation."""
@@ -87,7 +89,7 @@ _QUOTES = frozenset("`´¨~")
 
 def _keep(found: re.Match[str]) -> str:
     """The full-width form: folded text has none, so what stands there is no punctuation any more."""
-    return "".join(chr(ord(mark) + 0xFEE0) for mark in found["between"] or found[0])
+    return "".join(chr(ord(mark) + 0xFEE0) for mark in found[0])
 
 
 class _WithoutPunctuation(dict[int, str | int | None]):
@@ -105,22 +107,22 @@ class _WithoutPunctuation(dict[int, str | int | None]):
 
 
 _WITHOUT_PUNCTUATION = _WithoutPunctuation()
-_GAP = re.compile(" +")
+_LETTER = f"[^\\W\\d_{HAN}{KANA}]"
+_GAP = re.compile(f" (?:(?<!{_LETTER} )|(?!{_LETTER}))")
 _QUESTION = re.compile("[?؟]+")
 
 
 @functools.cache
 def _kind(character: str) -> str:
-    """`word` or `number` for what a space can end; nothing for Han characters and signs, which need none."""
-    if re.match(f"[{HAN}]", character):
+    """`word` or `number` for what a space can end; nothing for Han characters, kana and signs, which need none."""
+    if has_han(character):
         return ""
     return {"L": "word", "M": "word", "N": "number"}.get(unicodedata.category(character)[0], "")
 
 
 def _close(found: re.Match[str]) -> str:
-    text, start, end = found.string, found.start(), found.end()
-    apart = start and end < len(text) and (kind := _kind(text[start - 1])) and kind == _kind(text[end])
-    return " " if apart else ""
+    before, after = (_kind(found.string[place]) for place in (found.start() - 1, found.end()))
+    return " " if before and before == after else ""
 
 
 def reference_key(text: str) -> str:
@@ -129,10 +131,11 @@ def reference_key(text: str) -> str:
     Numbers stay apart by their decimal points, signs and units, words by the spaces, hyphens and apostrophes between
     them (`we're`, `were`), and questions from statements. A thousands comma is none: `1,200` is `1200`.
     """
-    text = _THOUSANDS.sub(lambda found: found[0].replace(",", ""), text)
-    folded = _fold(text if text.isascii() else text.translate(_POWERS))
-    key = _MEANT.sub(_keep, folded).translate(_WITHOUT_PUNCTUATION)
-    return _QUESTION.sub("?", _GAP.sub(_close, key)) or text
+    if "," in text:
+        text = _THOUSANDS.sub(lambda found: found[0].replace(",", ""), text)
+    folded = _SPACED.sub(r"\1", _fold(text.translate(_FORMS) if _FORM.search(text) else text))
+    words = _MEANT.sub(_keep, folded).translate(_WITHOUT_PUNCTUATION).split()
+    return _QUESTION.sub("?", _GAP.sub(_close, " ".join(words))) or text
 
 
 def duplicate_key(left: str, right: str) -> str:

@@ -90,16 +90,16 @@ def reference_form(given: Mapping[str, GivenSet], normaliser: Normaliser) -> dic
     """
     found: dict[str, dict[str, dict[str, Any]]] = {name: {} for name in given}
     for name, part in given.items():
-        for side, (lang, is_han) in enumerate(normaliser.han.items()):
+        for side, lang in enumerate(normaliser.han):
             texts = [row.sides[side] for row in part.rows]
             learnt = [normaliser(text, lang) for text in texts]
-            if is_han and normaliser.zh_script == "filter":
+            if normaliser.zh_script == "filter" and normaliser.is_chinese(lang):
                 learnt = list(map(simplify, learnt))  # Nothing Traditional is left to be learnt from.
             changed = sum(one != other for one, other in zip(texts, learnt, strict=True))
             if changed:
                 from nmt.scoring import bleu  # Here, since it loads sacrebleu, which most corpora can do without.
 
-                best = bleu(learnt, [[text] for text in texts], "zh" if is_han else lang)
+                best = bleu(learnt, [[text] for text in texts], lang)
                 found[name][lang] = {
                     "lines": changed,
                     "share": changed / len(texts),

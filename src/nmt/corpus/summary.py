@@ -9,8 +9,8 @@ from nmt.errors import counted
 WIDEST = 100
 """Characters of a sample row that are shown."""
 
-ALL = 99.995
-"""BLEU from which a text is printed as 100.00."""
+ALL = 99.95
+"""BLEU that is printed as 100.0, and no reason for a warning."""
 
 MEANINGS = {
     "undecodable": "bytes that are not text in clean.encoding",
@@ -58,12 +58,15 @@ def form_warnings(report: Mapping[str, Any]) -> Iterable[str]:
     for name, sides in report["reference_form"].items():
         for lang, found in sides.items():
             if found["bleu"] < ALL:
-                policy, share = report["settings"]["zh_script"], 100 * found["share"]
+                share, script, helps = 100 * found["share"], "", ""
+                if lang in report["zh_script"]:
+                    wanted = report["settings"]["zh_script"]
+                    policy = "simplified" if wanted == "filter" else report["zh_script"][lang]
+                    script, helps = f"script: {policy}; ", ", or set clean.zh_script to their script"
                 yield (
                     f"clean.{name}: {share:.1f} % of the lines of {lang} ({found['lines']:,}) are not in the form of "
-                    f"the training text (clean.zh_script is {policy}; kind and width of marks); as references they let "
-                    f"a perfect translation score BLEU {found['bleu']:.1f} at most. Give them in that form, or set "
-                    "clean.zh_script to theirs."
+                    f"the training text ({script}kind and width of marks); as references they let a perfect "
+                    f"translation score BLEU {found['bleu']:.1f} at most. Give them in that form{helps}."
                 )
 
 
