@@ -74,7 +74,9 @@ def test_the_version_is_printed(tmp_path: Path) -> None:
     [
         (["config", "check", "--set", "optim.batch_token=1"], 2, "did you mean optim.batch_tokens?"),
         (["train", "-c", "demmo"], 2, "did you mean demo.yaml?"),
-        (["run", "--set", "model.heads=7"], 2, "model.heads"),
+        (["run", "-c", "base", "--set", "model.heads=7"], 2, "model.heads"),
+        (["run"], 2, "which recipe? Give it with -c FILE: one of base-modern.yaml, base.yaml"),
+        (["train", "--name", "mine"], 2, "demo.yaml"),
         (["status", "-c", "demo"], 1, "mini"),
         (["info"], 1, "no finished training"),
         (["translate", "--run", "runs/none"], 1, "runs/none"),
@@ -267,7 +269,7 @@ def test_the_encoding_of_raw_files_can_be_named(tmp_path: Path) -> None:
     raw.mkdir(parents=True)
     rows = [f"Sentence number {n} is here.\t这是第{n}个句子。\n" for n in range(60)]
     (raw / "old.txt").write_bytes("".join(rows).encode("gb18030"))
-    sizes = ["--set", "data.corpus=old", "--set", "clean.dev_size=2", "--set", "clean.test_size=2"]
+    sizes = ["-c", "base", "--set", "data.corpus=old", "--set", "clean.dev_size=2", "--set", "clean.test_size=2"]
     refused = nmt("clean", *sizes, cwd=tmp_path)
     assert refused.returncode == 1
     assert "--encoding" in refused.stderr

@@ -139,7 +139,9 @@ def plan_lines(plan: dict[str, Any]) -> list[str]:
             f"warm-up {optim['warmup_steps']:,} steps = {data['warmup_epochs']:,.1f} epochs",
         ]
     else:
-        lines.append("data        none yet, so nothing can be said of epochs: nmt fetch, or nmt run --upto encode")
+        lines.append(
+            "data        none yet, so nothing can be said of epochs: nmt fetch, or nmt run -c FILE --upto encode"
+        )
     lines += [
         f"rate        at most {optim['peak_learning_rate']:.3g}, at step {optim['warmup_steps']:,}",
         f"memory      {_size(memory['total'])}: "
