@@ -95,6 +95,8 @@ IMPOSSIBLE = [
     ("translate.max_extra=1000000", "at most 10,000", "translate.max_extra=10_000"),
     ("translate.max_input=1", "at least 2", "translate.max_input=2"),
     ("eval.metrics=[comet]", "bleu, chrf, ter", "eval.metrics=[bleu, chrf, ter]"),
+    ("eval.metrics=[bleu, ter] & data.tgt=th & clean.columns=[en, th]", "ter, which takes a line of th for one word",
+     "eval.metrics=[bleu, ter] & data.tgt=ko & clean.columns=[en, ko]"),
     ("eval.seed=-1", "0 or more", "eval.seed=0"),
     ("eval.bootstrap=-5", "0 or more", "eval.bootstrap=0"),
 ]  # fmt: skip

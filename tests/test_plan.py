@@ -1,15 +1,17 @@
 """The plan against the model itself, the paper's numbers, work counted by hand, and what autograd really keeps."""
 
+import json
 import math
 from pathlib import Path
 
 import pytest
 import torch
 
+from nmt import plan
 from nmt.config import Config, ModelConfig, load
 from nmt.model import Transformer
 from nmt.optimizer import learning_rate
-from nmt.plan import Data, activation_bytes, make_plan, peak_rate, plan_lines
+from nmt.plan import Data, activation_bytes, cpu_warning, make_plan, peak_rate, plan_lines
 from nmt.sizes import parameters, training_flops
 
 BASE = ModelConfig()
@@ -113,3 +115,48 @@ def test_every_recipe_can_be_planned() -> None:
         assert plan["memory"]["total"] < 80 * 2**30, path.name
         assert math.isfinite(plan["work"]["flops"])
         assert plan_lines(plan)
+
+
+# ── before a training on a CPU ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def write_meta(folder: Path, pairs: int) -> Path:
+    counts = {"pairs": pairs, "dropped": 0, "en_tokens": 10 * pairs, "zh_tokens": 8 * pairs}
+    meta = {"languages": ["en", "zh"], "vocab_size": [8000, 8000], "splits": {"train": counts}}
+    (folder / "meta.json").write_text(json.dumps(meta))
+    return folder
+
+
+def test_a_training_that_takes_a_cpu_days_is_warned_of_with_its_hours(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(plan, "has_gpu", lambda devices: False)
+    monkeypatch.setattr(plan, "cores", lambda: 2)
+    folder = write_meta(tmp_path, 30_000)
+    said = cpu_warning(load("base"), folder, "auto")
+    # 12 updates an epoch; work counted by hand: 6 FLOP a weight and token but for attention, which is short here.
+    tokens = 100_000 / 12 * 30_000 * 18
+    hours = tokens * 143e6 / (2 * 40e9) / 3600
+    assert said is not None
+    assert said.startswith("100,000 steps (8,333 epochs) will take about ")
+    told = float(said.split("about ")[1].split(" hours")[0].replace(",", ""))
+    assert told == pytest.approx(hours, rel=0.02)
+    assert "2 cores" in said
+    monkeypatch.setattr(plan, "cores", lambda: 8)
+    fewer = cpu_warning(load("base"), folder, "cpu")
+    assert fewer is not None
+    assert float(fewer.split("about ")[1].split(" hours")[0].replace(",", "")) == pytest.approx(told / 4, abs=1)
+
+
+def test_a_short_training_or_one_on_a_gpu_is_not_warned_of(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(plan, "has_gpu", lambda devices: False)
+    monkeypatch.setattr(plan, "cores", lambda: 2)
+    folder = write_meta(tmp_path, 30_000)
+    assert cpu_warning(load("demo"), folder, "cpu") is None
+    assert cpu_warning(load("cmn-small"), folder, "cpu") is None
+    assert cpu_warning(load("base"), folder, "cuda:1") is None
+    assert cpu_warning(load("base"), folder, "mps") is None
+    monkeypatch.setattr(plan, "has_gpu", lambda devices: True)
+    assert cpu_warning(load("base"), folder, "auto") is None
+    assert cpu_warning(load("base"), folder, "cpu") is not None
+    for content in ("", "[]", "{}", '{"languages": ["en", "zh"], "vocab_size": [1, 2], "splits": {"train": {}}}'):
+        (tmp_path / "meta.json").write_text(content)
+        assert cpu_warning(load("base"), tmp_path, "cpu") is None

@@ -21,7 +21,7 @@ from typing import Any, Literal
 import yaml
 
 from nmt.errors import MOST_TOLD, ConfigError
-from nmt.languages import parse
+from nmt.languages import knows_words, parse
 
 LARGEST_FILE = 1_000_000
 """Bytes; a settings file is a page, not a data set."""
@@ -494,6 +494,10 @@ class Config:
                 self.translate.beam <= self.bpe.vocab_size,
                 f"translate.beam is {self.translate.beam}, more than the vocabulary has pieces; give at most "
                 f"{self.bpe.vocab_size} (bpe.vocab_size).",
+            ),
+            (
+                "ter" not in self.eval.metrics or knows_words(self.data.tgt),
+                f"eval.metrics has ter, which takes a line of {self.data.tgt} for one word; leave it out.",
             ),
         )
 

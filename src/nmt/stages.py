@@ -4,6 +4,7 @@ raw text -> clean -> bpe -> encode -> train -> translate -> eval
 """
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,8 @@ from nmt.text import write_json
 
 if TYPE_CHECKING:
     from nmt.provenance import TrainPaths
+
+log = logging.getLogger(__name__)
 
 DATA = Path("data")
 
@@ -81,7 +84,7 @@ def street(
             | {"model": to_dict(config.model), "optim": to_dict(config.optim)},
             writes=run,
             result="final",
-            action=partial(_train, config, clean.writes, bpe.writes, encode.writes, trainer or here),
+            action=partial(_train, config, clean.writes, bpe.writes, encode.writes, device, trainer or here),
         )
         translate = make(
             "translate",
@@ -132,9 +135,17 @@ def _encode(config: Config, clean: Path, bpe: Path, out: Path) -> None:
     encode_corpus(clean, bpe, config.encode, config.clean.columns, out)
 
 
-def _train(config: Config, clean: Path, bpe: Path, encode: Path, trainer: Trainer, run: Path) -> None:
-    from nmt.provenance import TrainPaths
+def _train(config: Config, clean: Path, bpe: Path, encode: Path, device: str, trainer: Trainer, run: Path) -> None:
+    from nmt.plan import cpu_warning
+    from nmt.provenance import TrainPaths, leads
+    from nmt.scoring import check_tokenizer
+    from nmt.text import read_lines
 
+    # Else dev BLEU, which stops a training and chooses its weights, would mean nothing.
+    check_tokenizer(read_lines(clean / f"dev.{config.data.tgt}"), config.data.tgt, "the sentences of the dev set")
+    warning = cpu_warning(config, encode, device) if leads() else None
+    if warning:
+        log.warning("train: %s", warning)
     trainer(config, TrainPaths(clean=clean, bpe=bpe, encode=encode, run=run))
 
 

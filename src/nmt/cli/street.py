@@ -88,7 +88,7 @@ def train(
     loaded = load(config, changes)
     here = partial(stages.train_here, device=device, fresh=fresh, init_from=init_from)
     if _launched():
-        states = pipeline.status(stages.street(loaded, name, trainer=here))
+        states = pipeline.status(stages.street(loaded, name, device=device, trainer=here))
         if any(state.word != "fresh" for state in states[:3]):
             line = shlex.join(["nmt", "run", *_again(config, changes), "--upto", "encode"])
             raise ConfigError(f"several processes can't make the data; make it first: {line}")
@@ -98,7 +98,7 @@ def train(
     options += ["--init-from", str(init_from)] if init_from else []
     processes = processes or _processes(loaded, device)
     trainer = here if processes == 1 else partial(_launch, options, processes)
-    street = partial(stages.street, loaded, name, trainer=trainer)
+    street = partial(stages.street, loaded, name, device=device, trainer=trainer)
     if fresh:
         pipeline.act({stage.name: stage for stage in pipeline.run(street, "encode")}["train"])
     else:

@@ -12,7 +12,7 @@ from nmt import config as settings
 from nmt import pipeline, stages
 from nmt.cli.options import AsJson, Changes, ConfigFile, Device, Recipe, load, table, tell
 from nmt.errors import CheckpointError, DataError
-from nmt.runs import describe_run, newest_run
+from nmt.runs import describe_run, newest_run, run_table
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ def info(
 ) -> None:
     """Say what is in a run: state, scores, sizes."""
     facts = describe_run(run or newest_run())
-    tell(facts, table(facts), as_json)
+    tell(facts, table(run_table(facts)), as_json)
 
 
 def doctor(
