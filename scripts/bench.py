@@ -145,7 +145,8 @@ def encoded(args: argparse.Namespace, size: str) -> tuple[Path, list[str]]:
 
 
 def sets(words: Sequence[str]) -> list[str]:
-    return [part for word in words for part in ("--set", word)]
+    """Settings as words of a command line; base.yaml is the defaults."""
+    return ["-c", "base.yaml"] + [part for word in words for part in ("--set", word)]
 
 
 def nmt(args: argparse.Namespace, words: Sequence[str]) -> None:

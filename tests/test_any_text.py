@@ -204,7 +204,7 @@ def clean(folder: Path, corpus: bytes, *words: str) -> tuple[int, dict[str, obje
     raw.mkdir(parents=True, exist_ok=True)
     (raw / "原 文.txt").write_bytes(corpus)
     with contextlib.chdir(folder):
-        ended = nmt("clean", "--set", "data.corpus=语料", *SIZES, *words, "--json")
+        ended = nmt("clean", "-c", "base", "--set", "data.corpus=语料", *SIZES, *words, "--json")
     assert ended.code in (0, 1, 2)
     if ended.code:
         assert (ended.out, bool(ended.told.strip())) == (b"", True)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import typer
 
+from little import write_run
 from nmt import launch
 from nmt.cli import COMMANDS, _general_first, app
 
@@ -74,7 +75,9 @@ def test_the_version_is_printed(tmp_path: Path) -> None:
     [
         (["config", "check", "--set", "optim.batch_token=1"], 2, "did you mean optim.batch_tokens?"),
         (["train", "-c", "demmo"], 2, "did you mean demo.yaml?"),
-        (["run", "--set", "model.heads=7"], 2, "model.heads"),
+        (["run", "-c", "base", "--set", "model.heads=7"], 2, "model.heads"),
+        (["run"], 2, "which recipe? Give it with -c FILE: one of base-modern.yaml, base.yaml"),
+        (["train", "--name", "mine"], 2, "demo.yaml"),
         (["status", "-c", "cmn"], 1, "`nmt fetch cmn` fills it"),
         (["run", "-c", "cmn", "--set", "data.corpus=news"], 1, "`nmt fetch news --from PATH` fills it"),
         (["info"], 1, "no finished training"),
@@ -122,6 +125,70 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
     _, told = process.communicate(timeout=60) if process.stderr is None else (None, process.stderr.read())
     assert process.wait(timeout=60) == 0
     assert told == b""
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("words", [["config", "show"], ["config", "check"], ["--help"], ["eval", "a", "--ref", "a",
+                                   "--tgt", "zh"], ["status", "-c", "demo", "--json"]])  # fmt: skip
+def test_a_stdout_that_is_full_or_closed_is_named_in_one_line(
+    words: list[str], unbuffered: str, tmp_path: Path
+) -> None:
+    (tmp_path / "a").write_text("他走了。\n", encoding="utf-8")
+    (tmp_path / "data/mini/raw").mkdir(parents=True)
+    (tmp_path / "data/mini/raw/mini.txt").write_text("One.\t一。\n", encoding="utf-8")
+    command, environment = [sys.executable, "-m", "nmt", *words], os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    for to, what in ((">/dev/full", "No space left on device"), (">&-", "it is closed")):
+        done = subprocess.run(
+            ["sh", "-c", f'exec "$@" {to}', "sh", *command],
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            cwd=tmp_path,
+            env=environment,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (1, f"standard output: {what}. (--debug tells more.)\n")
+
+
+def test_other_libraries_log_nothing_but_warnings(tmp_path: Path) -> None:
+    program = (
+        "import logging, nmt.cli\n"
+        "def say():\n"
+        "    for name in ('sacrebleu', 'other', 'nmt'):\n"
+        "        logging.getLogger(name).info('%s works', name)\n"
+        "        logging.getLogger(name).warning('%s warns', name)\n"
+        "nmt.cli.app.command('say')(say)\n"
+        "nmt.cli.main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, "say"], capture_output=True, text=True, check=False)
+    assert done.stderr.split("\n") == ["sacrebleu warns", "other warns", "nmt works", "nmt warns", ""]
+
+
+def test_scoring_and_comparing_say_nothing_on_stderr(tmp_path: Path) -> None:
+    for name, text in {"a": "他走了。\n天气很好。\n", "b": "他走。\n天气好。\n"}.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    for words in (["a"], ["a", "b"]):
+        done = nmt("eval", *words, "--ref", "b", "--tgt", "zh", cwd=tmp_path)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("text", "tgt", "code", "fix"),
+    [
+        ("你好。", "cn", 2, "--tgt: 'cn' is not a language code; did you mean zh?"),
+        ("你好。", "chs", 2, "did you mean zh-Hans?"),
+        ("你好。", "Chinese", 2, "did you mean zh?"),
+        ("你好。", "en", 1, "e.g. zh"),
+        ("こんにちは。", "zh", 1, "e.g. ja"),
+        ("Hello there.", "ja", 1, "Latin characters"),
+    ],
+)
+def test_a_language_that_would_make_a_score_wrong_is_refused_with_the_fix(
+    text: str, tgt: str, code: int, fix: str, tmp_path: Path
+) -> None:
+    (tmp_path / "a").write_text(f"{text}\n", encoding="utf-8")
+    done = nmt("eval", "a", "--ref", "a", "--tgt", tgt, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert fix in done.stderr
 
 
 def test_chinese_comes_out_whole_in_a_c_locale(tmp_path: Path) -> None:
@@ -240,6 +307,28 @@ def test_numbers_come_as_json_when_asked_for(tmp_path: Path) -> None:
     assert json.loads(nmt("config", "show", "--json", cwd=tmp_path).stdout)["model"]["d_model"] == 512
 
 
+def test_info_as_json_has_names_and_numbers_and_for_people_the_same(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "runs/five")
+    scores = {
+        "bleu": {"name": "BLEU", "value": 31.25, "mean": None, "interval": None, "signature": "nrefs:1|tok:zh"},
+        "ter": {"name": "TER", "value": 50.5, "mean": 50.1, "interval": 2.5, "signature": "nrefs:1|tok:tercom"},
+        "strange": {"name": "X"},
+        "stranger": 3,
+    }
+    (run / "eval").mkdir()
+    (run / "eval/scores.json").write_text(json.dumps({"scores": scores}))
+    facts = json.loads(nmt("info", str(run), "--json", cwd=tmp_path).stdout)
+    assert facts["test"] == {"bleu": scores["bleu"], "ter": scores["ter"]}
+    assert all(re.fullmatch("[a-z_]+", name) for name in facts)
+    assert {"best_dev_score", "best_step", "final_model"} < facts.keys()
+    shown = nmt("info", str(run), cwd=tmp_path).stdout
+    assert "31.25 (nrefs:1|tok:zh)" in shown
+    assert "best dev score" in shown
+    for content in ('{"scores": 3}', '{"scores": [1]}', "[]", "no JSON"):
+        (run / "eval/scores.json").write_text(content)
+        assert json.loads(nmt("info", str(run), "--json", cwd=tmp_path).stdout)["test"] == {}
+
+
 def test_completion_is_offered(tmp_path: Path) -> None:
     done = nmt(cwd=tmp_path, _NMT_COMPLETE="source_bash")
     assert "_nmt_completion" in done.stdout
@@ -258,9 +347,12 @@ def test_scores_are_compared_with_earlier_ones_of_the_same_set_only(tmp_path: Pa
     other = nmt(*words, "--ref", "other", "--against", "scores.json", cwd=tmp_path)
     assert other.returncode == 1
     assert "can't be compared: their references differ" in other.stderr
-    nothing = nmt(*words, "--ref", "ref", "--against", "hyp", cwd=tmp_path)
-    assert nothing.returncode == 2
-    assert "no scores.json" in nothing.stderr
+    (tmp_path / "split").write_text('{"split": {}}')
+    (tmp_path / "words").write_text(json.dumps(json.loads(earlier.stdout) | {"scores": {"bleu": {"signature": "x"}}}))
+    for other_file in ("hyp", "split", "words", "."):
+        nothing = nmt(*words, "--ref", "ref", "--against", other_file, cwd=tmp_path)
+        assert nothing.returncode in (1, 2)
+        assert "no scores.json" in nothing.stderr or "their signatures" in nothing.stderr
 
 
 def test_the_encoding_of_raw_files_can_be_named(tmp_path: Path) -> None:
@@ -268,7 +360,7 @@ def test_the_encoding_of_raw_files_can_be_named(tmp_path: Path) -> None:
     raw.mkdir(parents=True)
     rows = [f"Sentence number {n} is here.\t这是第{n}个句子。\n" for n in range(60)]
     (raw / "old.txt").write_bytes("".join(rows).encode("gb18030"))
-    sizes = ["--set", "data.corpus=old", "--set", "clean.dev_size=2", "--set", "clean.test_size=2"]
+    sizes = ["-c", "base", "--set", "data.corpus=old", "--set", "clean.dev_size=2", "--set", "clean.test_size=2"]
     refused = nmt("clean", *sizes, cwd=tmp_path)
     assert refused.returncode == 1
     assert "--encoding" in refused.stderr

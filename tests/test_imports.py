@@ -22,10 +22,10 @@ MAP = {
     "doctor": {"rehearsal", "pipeline", "translation", "tokenizer", "provenance", "checkpoint", "machine",
                "distributed"},
     "rehearsal": {"checkpoint", "launch"},
-    "stages": {"pipeline", "runs", "provenance", "corpus", "tokenizer", "dataset", "training", "distributed",
-               "translate_files", "translation", "evaluation"},
+    "stages": {"plan", "pipeline", "runs", "provenance", "corpus", "tokenizer", "dataset", "training", "distributed",
+               "translate_files", "translation", "scoring", "evaluation"},
     "runs": {"pipeline", "provenance", "sizes"},
-    "plan": {"pipeline", "batching", "dataset", "distributed", "step", "loss", "sizes", "tracking"},
+    "plan": {"pipeline", "batching", "dataset", "distributed", "launch", "step", "loss", "sizes", "tracking"},
     # ── the street ──
     "training": {"resume", "validation", "watch", "launch", "step", "dataset", "batching", "checkpoint", "tracking",
                  "distributed", "provenance", "tokenizer", "corpus", "sizes", "machine", "overlap"},

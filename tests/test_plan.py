@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,12 +14,12 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from nmt import loss
+from nmt import loss, plan
 from nmt.config import Config, ModelConfig, TranslateConfig, load
 from nmt.distributed import World
 from nmt.model import Transformer
 from nmt.optimizer import learning_rate
-from nmt.plan import Data, activation_bytes, cache_bytes, make_plan, peak_rate, plan_lines
+from nmt.plan import Data, activation_bytes, cache_bytes, cpu_warning, make_plan, peak_rate, plan_lines
 from nmt.sizes import parameters, peak_flops, training_flops
 from nmt.step import Trainer
 
@@ -258,3 +259,48 @@ def test_the_peak_of_a_gpu_is_that_of_its_data_sheet_by_its_whole_name(
     assert peak_flops(name, "float16") == peak
     assert peak_flops(name, "bfloat16") == (None if half_only else peak)
     assert peak_flops(name, "float32") is None
+
+
+# ── before a training on a CPU ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def write_meta(folder: Path, pairs: int) -> Path:
+    counts = {"pairs": pairs, "dropped": 0, "en_tokens": 10 * pairs, "zh_tokens": 8 * pairs}
+    meta = {"languages": ["en", "zh"], "vocab_size": [8000, 8000], "splits": {"train": counts}}
+    (folder / "meta.json").write_text(json.dumps(meta))
+    return folder
+
+
+def test_a_training_that_takes_a_cpu_days_is_warned_of_with_its_hours(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(plan, "has_gpu", lambda devices: False)
+    monkeypatch.setattr(plan, "cores", lambda: 2)
+    folder = write_meta(tmp_path, 30_000)
+    said = cpu_warning(load("base"), folder, "auto")
+    # 12 updates an epoch; work counted by hand: 6 FLOP a weight and token but for attention, which is short here.
+    tokens = 100_000 / 12 * 30_000 * 18
+    hours = tokens * 143e6 / (2 * 40e9) / 3600
+    assert said is not None
+    assert said.startswith("100,000 steps (8,333 epochs) will take about ")
+    told = float(said.split("about ")[1].split(" hours")[0].replace(",", ""))
+    assert told == pytest.approx(hours, rel=0.02)
+    assert "2 cores" in said
+    monkeypatch.setattr(plan, "cores", lambda: 8)
+    fewer = cpu_warning(load("base"), folder, "cpu")
+    assert fewer is not None
+    assert float(fewer.split("about ")[1].split(" hours")[0].replace(",", "")) == pytest.approx(told / 4, abs=1)
+
+
+def test_a_short_training_or_one_on_a_gpu_is_not_warned_of(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(plan, "has_gpu", lambda devices: False)
+    monkeypatch.setattr(plan, "cores", lambda: 2)
+    folder = write_meta(tmp_path, 30_000)
+    assert cpu_warning(load("demo"), folder, "cpu") is None
+    assert cpu_warning(load("cmn-small"), folder, "cpu") is None
+    assert cpu_warning(load("base"), folder, "cuda:1") is None
+    assert cpu_warning(load("base"), folder, "mps") is None
+    monkeypatch.setattr(plan, "has_gpu", lambda devices: True)
+    assert cpu_warning(load("base"), folder, "auto") is None
+    assert cpu_warning(load("base"), folder, "cpu") is not None
+    for content in ("", "[]", "{}", '{"languages": ["en", "zh"], "vocab_size": [1, 2], "splits": {"train": {}}}'):
+        (tmp_path / "meta.json").write_text(content)
+        assert cpu_warning(load("base"), tmp_path, "cpu") is None

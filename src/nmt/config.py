@@ -25,7 +25,7 @@ from typing import Annotated, Any, Literal
 import yaml
 
 from nmt.errors import MOST_TOLD, ConfigError, counted
-from nmt.languages import parse
+from nmt.languages import knows_words, parse
 
 LARGEST_FILE = 1_000_000
 """Bytes; a settings file is a page, not a data set."""
@@ -553,6 +553,10 @@ class Config:
                 f"translate.beam is {self.translate.beam}, more than the vocabulary has pieces; give at most "
                 f"{self.bpe.vocab_size} (bpe.vocab_size).",
             ),
+            (
+                "ter" not in self.eval.metrics or knows_words(self.data.tgt),
+                f"eval.metrics has ter, which takes a line of {self.data.tgt} for one word; leave it out.",
+            ),
         )
 
     @property
@@ -698,15 +702,57 @@ def _edits(one: str, other: str) -> int:
 def _nearest(name: str, within: str) -> str:
     """The setting that `within.name` was probably meant to be, as `section.key`, or nothing; `within` may be wrong too.
 
-    The name with the fewest edits, of equals the one in the nearest section; else what looks most like it.
+    What other toolkits call it; the name with the fewest edits, of equals the one in the nearest section; the one with
+    these initials; the one that shares most of its words; else what looks most like it.
     """
+    if name.lower() in _ELSEWHERE:
+        return _ELSEWHERE[name.lower()]
     paths = {(s, f.name): f"{s}.{f.name}" for s, kind in SECTIONS.items() for f in dataclasses.fields(kind)}
     edits = {path: (_edits(name, key), _edits(within, section)) for (section, key), path in paths.items()}
     best = min(edits, key=lambda path: edits[path])
     if edits[best][0] <= MOST_EDITS and edits[best][0] < len(name):
         return best
-    near = difflib.get_close_matches(f"{within}.{name}" if within else name, edits, 1, 0.6)
-    return near[0] if near else ""
+    words = {path: set(key.split("_")) for (_, key), path in paths.items()}
+    short = [path for (_, key), path in paths.items() if "_" in key and name == "".join(w[0] for w in key.split("_"))]
+    mine = set(name.lower().split("_"))
+    alike = {path: len(mine & theirs) / len(mine | theirs) for path, theirs in words.items() if mine & theirs}
+    for found in (short, [path for path in alike if alike[path] == max(alike.values())]):
+        if found:
+            return min(found, key=lambda path: edits[path][1])
+    near = difflib.get_close_matches(name, [key for _, key in paths], 1, 0.6)
+    same = [path for (_, key), path in paths.items() if key in near]
+    return min(same, key=lambda path: edits[path][1], default="")
+
+
+_ELSEWHERE = {
+    "lr": "optim.learning_rate",
+    "batch_size": "optim.batch_tokens",
+    "max_tokens_per_batch": "optim.batch_tokens",
+    "update_freq": "optim.batch_tokens",
+    "steps": "optim.max_steps",
+    "epochs": "optim.max_steps",
+    "max_epochs": "optim.max_steps",
+    "num_epochs": "optim.max_steps",
+    "max_updates": "optim.max_steps",
+    "grad_clip": "optim.clip_norm",
+    "max_grad_norm": "optim.clip_norm",
+    "fp16": "optim.precision",
+    "bf16": "optim.precision",
+    "amp": "optim.precision",
+    "dtype": "optim.precision",
+    "encoder_layers": "model.layers",
+    "hidden_size": "model.d_model",
+    "embed_dim": "model.d_model",
+    "dim": "model.d_model",
+    "ffn_dim": "model.d_ff",
+    "intermediate_size": "model.d_ff",
+    "lenpen": "translate.alpha",
+    "source": "data.src",
+    "source_lang": "data.src",
+    "target": "data.tgt",
+    "target_lang": "data.tgt",
+}
+"""What other toolkits call a setting where their name has no word of ours."""
 
 
 def _build(given: Mapping[str, Mapping[str, Any]], recipe: str, sources: Mapping[str, str]) -> Config:
@@ -724,7 +770,8 @@ def _build(given: Mapping[str, Mapping[str, Any]], recipe: str, sources: Mapping
             try:
                 values[key] = _convert(value, hints[key])
             except ValueError as error:
-                problems.append(f"{where} is {value!r}; {error}.")
+                text = f"{where} is {value!r}; {error}"
+                problems.append(text if text.endswith("?") else f"{text}.")
         try:
             built[section] = kind(**values)
         except ConfigError as error:
@@ -734,15 +781,27 @@ def _build(given: Mapping[str, Mapping[str, Any]], recipe: str, sources: Mapping
     return Config(recipe=recipe, **built)
 
 
+def _recipe_folders() -> list[Path]:
+    """Where recipes lie: here, and those shipped with the package."""
+    package = Path(__file__).parent
+    return [Path("configs"), package / "configs", package.parent.parent / "configs"]
+
+
+def recipes() -> list[str]:
+    """The files that `-c` finds by their name alone."""
+    return sorted({path.name for folder in _recipe_folders() for path in folder.glob("*.yaml")})
+
+
 def find_file(name: str) -> Path:
     """The settings file `name`: as given, then in `configs/`, then among the recipes shipped with the package."""
-    here = Path(__file__).parent
-    places = [Path(), Path("configs"), here / "configs", here.parent.parent / "configs"]
-    for place in places:
-        for spelling in (name, f"{name}.yaml"):
-            if (place / spelling).is_file():
-                return place / spelling
-    known = sorted({path.name for place in places[1:] for path in place.glob("*.yaml")})
+    try:
+        for place in (Path(), *_recipe_folders()):
+            for spelling in (name, f"{name}.yaml"):
+                if (place / spelling).is_file():
+                    return place / spelling
+    except OSError as error:  # A name that is too long, a folder that is not ours.
+        raise ConfigError(f"cannot read settings from {name}: {error.strerror}.") from error
+    known = recipes()
     near = difflib.get_close_matches(Path(name).stem, [Path(file).stem for file in known], 1)
     raise ConfigError(
         f"no settings file {name}"

@@ -60,6 +60,9 @@ def counted(number: int, noun: str, plural: str = "") -> str:
 
 # ── what went wrong with a file ─────────────────────────────────────────────────────────────────────────────────────
 
+STDOUT = "standard output"
+"""In place of a path."""
+
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -76,6 +79,8 @@ def writing(path: str | Path) -> Iterator[None]:
 def told(error: OSError, path: str | Path | None = None) -> str:
     """`PATH: what went wrong`, and how many bytes are free where that may be the reason; no full stop."""
     where = path or error.filename
+    if where == STDOUT:
+        return f"{STDOUT}: {'it is closed' if error.errno == errno.EBADF else error.strerror or error}"
     text = (f"{where}: " if where else "") + (error.strerror or str(error))
     return f"{text}; {free_bytes(where):,} bytes are free there" if where and error.errno in _FULL else text
 

@@ -72,6 +72,12 @@ def parse(code: str) -> Language:
     return Language(primary, script, region)
 
 
+def knows_words(code: str) -> bool:
+    """Whether sacreBLEU's TER finds the words, or at least the characters, of a language: not of Thai, for example."""
+    language = parse(code)
+    return not language.is_unspaced or language.is_chinese or language.primary == "ja"
+
+
 def name_of(code: str) -> str:
     """The English name of a code's language, or the code itself for a private one (qaa to qtz)."""
     primary = parse(code).primary

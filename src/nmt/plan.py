@@ -1,6 +1,7 @@
 """What a training will cost, worked out from the settings and the lengths of the data before it begins."""
 
 import math
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from nmt.config import Config, ModelConfig, OptimConfig, TranslateConfig
-from nmt.pipeline import Stage
+from nmt.launch import cores, has_gpu
+from nmt.pipeline import Stage, read_json
 from nmt.sizes import parameters, training_flops
 from nmt.tracking import duration
 
@@ -17,6 +19,13 @@ BYTES_A_TOKEN = 3.3
 
 TOO_MANY_EPOCHS = 300
 """Good recipes for small corpora take 50 to 200; far beyond, a model only learns its sentences by heart."""
+
+
+LONG_HOURS = 12
+"""Hours of a training on a CPU from which it is warned of before it starts."""
+
+CORE_FLOPS = 40e9
+"""Operations a second of a CPU core in training, float32: four tenths of its matrix products (docs/performance.md)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,7 +202,9 @@ def plan_lines(plan: dict[str, Any]) -> list[str]:
             f"warm-up {optim['warmup_steps']:,} steps = {data['warmup_epochs']:,.1f} epochs",
         ]
     else:
-        lines.append("data        none yet, so nothing can be said of epochs: nmt fetch, or nmt run --upto encode")
+        lines.append(
+            "data        none yet, so nothing can be said of epochs: nmt fetch, or nmt run -c FILE --upto encode"
+        )
     lines += [
         f"rate        at most {optim['peak_learning_rate']:.3g}, at step {optim['warmup_steps']:,}",
         f"memory      {_size(memory['total'])} on {plan['device']}: "
@@ -267,6 +278,34 @@ def look_at_data(config: Config, stages: Sequence[Stage]) -> Data:
         updates=max(1, math.ceil(max(tokens) / config.optim.batch_tokens)),
         vocab=(config.bpe.vocab_size, config.bpe.vocab_size),
         exact=False,
+    )
+
+
+def cpu_warning(config: Config, encode: Path, device: str) -> str | None:
+    """What to say before a training that will take long on this CPU, from the counts of the encoded data alone."""
+    on_gpu = device == "auto" and (sys.platform == "darwin" or has_gpu(Path("/dev")))
+    if on_gpu or device not in ("auto", "cpu"):
+        return None
+    # Read as it is: nothing here may load torch, since this may be the process that starts the others.
+    meta = read_json(encode / "meta.json")
+    try:
+        vocab = dict(zip(meta["languages"], meta["vocab_size"], strict=True))
+        counts, languages = meta["splits"]["train"], (config.data.src, config.data.tgt)
+        src_tokens, tgt_tokens = (int(counts[f"{language}_tokens"]) for language in languages)
+        pairs, sizes = int(counts["pairs"]), (int(vocab[config.data.src]), int(vocab[config.data.tgt]))
+    except (KeyError, TypeError, ValueError):
+        return None  # What is wrong with the data the training says.
+    updates = max(1, math.ceil(max(src_tokens, tgt_tokens) / config.optim.batch_tokens))
+    data = Data(pairs=max(1, pairs), src_tokens=src_tokens, tgt_tokens=tgt_tokens, longest=config.encode.max_tokens,
+                updates=updates, vocab=sizes, exact=False)  # fmt: skip
+    hours = make_plan(config, data)["work"]["flops"] / (cores() * CORE_FLOPS) / 3600
+    if hours < LONG_HOURS:
+        return None
+    epochs = config.optim.max_steps / updates
+    return (
+        f"{config.optim.max_steps:,} steps ({epochs:,.0f} epochs) will take about {hours:,.0f} hours on the {cores()} "
+        "cores of this CPU; a GPU, a smaller recipe or fewer steps (optim.max_steps) take less, and nmt plan --measure "
+        "times it"
     )
 
 

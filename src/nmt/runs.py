@@ -21,6 +21,12 @@ def newest_run() -> Path:
     return max(finished, key=lambda path: path.stat().st_mtime_ns).parent
 
 
+def run_table(facts: dict[str, Any]) -> dict[str, Any]:
+    """What `describe_run` found, for people: each score as one text, names without underscores."""
+    test = {score["name"]: f"{score['value']:.2f} ({score['signature']})" for score in facts["test"].values()}
+    return {name.replace("_", " "): value for name, value in (facts | {"test": test}).items()}
+
+
 def describe_run(run: Path) -> dict[str, Any]:
     """What a run is: its state, its scores, its vocabulary and sizes."""
     config, status = read_config(run), read_json(run / "status.json")
@@ -29,7 +35,7 @@ def describe_run(run: Path) -> dict[str, Any]:
     weights = parameters(
         config.model, sizes.get(config.data.tgt, 0), None if config.bpe.joint else sizes.get(config.data.src, 0)
     )
-    scores = read_json(run / "eval" / "scores.json").get("scores", {})
+    scores = read_json(run / "eval" / "scores.json").get("scores")
     final = read_json(run / "final" / "state.json")
     return {
         "run": str(run),
@@ -38,10 +44,14 @@ def describe_run(run: Path) -> dict[str, Any]:
         "direction": config.direction,
         "state": status.get("state", "unknown"),
         "step": status.get("step"),
-        "best dev score": status.get("best_score"),
-        "best step": status.get("best_step"),
-        "final model": final.get("made_of"),
-        "test": {score["name"]: f"{score['value']:.2f} ({score['signature']})" for score in scores.values()},
+        "best_dev_score": status.get("best_score"),
+        "best_step": status.get("best_step"),
+        "final_model": final.get("made_of"),
+        "test": {
+            metric: {key: score.get(key) for key in ("name", "value", "mean", "interval", "signature")}
+            for metric, score in (scores if isinstance(scores, dict) else {}).items()
+            if isinstance(score, dict) and isinstance(score.get("value"), float)
+        },
         "vocabulary": sizes,
         "parameters": sum(weights.values()),
         "bytes": sum(path.stat().st_size for path in run.rglob("*") if path.is_file()),

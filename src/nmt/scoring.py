@@ -22,7 +22,7 @@ from sacrebleu.metrics.ter import TER
 
 from nmt.config import EvalConfig
 from nmt.errors import ConfigError, DataError, counted
-from nmt.languages import name_of, parse
+from nmt.languages import knows_words, name_of, parse
 from nmt.outputs import suspicious
 from nmt.resampling import FEWEST, ScoreOf, Stats, bootstrap, interval, p_value
 
@@ -329,9 +329,15 @@ def score_lines(scores: Mapping[str, Any], title: str = "", floor: Mapping[str, 
 
 def floor_text(metric: str, value: float, floor: float) -> str:
     """The floor, and how far above it a score is; of a metric of which less is better, by how much it is better."""
-    if metric not in LOWER_IS_BETTER:
+    if not better_if(metric):
         return f"floor {floor:.2f}, {value - floor:+.2f}"
-    return f"floor {floor:.2f}, {abs(value - floor):.2f} {'better' if value <= floor else 'worse'} (lower is better)"
+    side = "better" if value <= floor else "worse"
+    return f"floor {floor:.2f}, {abs(value - floor):.2f} {side}{better_if(metric)}"
+
+
+def better_if(metric: str) -> str:
+    """What a reader must know of a metric of which less is better."""
+    return " (lower is better)" if metric.lower() in LOWER_IS_BETTER else ""
 
 
 def _uncertainty(found: Mapping[str, Any]) -> str:
@@ -345,8 +351,7 @@ def comparison_lines(found: Mapping[str, Any]) -> list[str]:
     lines = []
     for metric, table in found["scores"].items():
         width = max(map(len, table["systems"])) + 2
-        lower = " (lower is better)" if metric.lower() in LOWER_IS_BETTER else ""
-        lines.append(f"{metric}{lower}  {table['signature']}")
+        lines.append(f"{metric}{better_if(metric)}  {table['signature']}")
         for name, row in table["systems"].items():
             p = "not tested (eval.bootstrap is 0)" if row["p"] is None else f"p = {row['p']:.4f}"
             verdict = "baseline" if name == found["baseline"] else p
@@ -361,14 +366,14 @@ class _Metric:
     """A metric of sacreBLEU for one target language, as statistics of each sentence and scores of their sums."""
 
     def __init__(self, name: str, tgt: str) -> None:
-        tokenizer, language = tokenize_for(tgt), parse(tgt)
+        tokenizer = tokenize_for(tgt)
         if name == "bleu":
             self.metric: Any = BLEU(tokenize=tokenizer, force=True)  # _check_texts looks for tokenised text.
         elif name == "chrf":
             self.metric = CHRF()
         elif tokenizer == "13a":
             self.metric = TER()
-        elif language.is_chinese or language.primary in MECAB:
+        elif knows_words(tgt):
             self.metric = TER(normalized=True, asian_support=True)  # Else TER takes a line of Chinese for one word.
         else:
             raise ConfigError(f"TER knows no words of {name_of(tgt)}; leave ter out of eval.metrics.")

@@ -97,7 +97,7 @@ def street(
             settings=training_settings(config),
             writes=run,
             result="final",
-            action=partial(_train, config, paths, trainer or here),
+            action=partial(_train, config, paths, device, trainer or here),
             packages=("nmt", "torch"),
         )
         translate = make(
@@ -170,7 +170,17 @@ def _encode(config: Config, clean: Path, bpe: Path, out: Path) -> None:
     encode_corpus(clean, bpe, config.encode, config.clean.columns, out)
 
 
-def _train(config: Config, paths: TrainPaths, trainer: Trainer, run: Path) -> None:
+def _train(config: Config, paths: TrainPaths, device: str, trainer: Trainer, run: Path) -> None:
+    from nmt.plan import cpu_warning
+    from nmt.provenance import leads
+    from nmt.scoring import check_tokenizer
+    from nmt.text import read_lines
+
+    # Else dev BLEU, which stops a training and chooses its weights, would mean nothing.
+    check_tokenizer(read_lines(paths.clean / f"dev.{config.data.tgt}"), config.data.tgt, "the sentences of the dev set")
+    warning = cpu_warning(config, paths.encode, device) if leads() else None
+    if warning:
+        log.warning("train: %s", warning)
     trainer(config, paths)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from nmt.charset import encoding_of, how_to_convert
-from nmt.errors import CheckpointError, DataError, counted, told, writing
+from nmt.errors import STDOUT, CheckpointError, DataError, counted, told, writing
 
 STANDARD = "-"
 """The file name that means stdin or stdout."""
@@ -87,8 +87,16 @@ def write_lines(path: str | Path, lines: Iterable[str]) -> None:
                 part.unlink(missing_ok=True)
 
 
+class _Stdout(io.FileIO):
+    def write(self, data: Any) -> int:
+        with writing(STDOUT):
+            return super().write(data)
+
+
 def use_utf8() -> None:
     """Make stdin, stdout, stderr and the names of files UTF-8 whatever the locale says: Chinese survives LC_ALL=C.
+
+    A failure to write to stdout names it, as that of a file names the file.
 
     Where names can't be (PYTHONUTF8=0), this process begins anew, since Python settles that when it starts. A stream
     that was closed (`<&-`) is an empty one for input; what is written to it fails as a write, not as a bug.
@@ -101,8 +109,16 @@ def use_utf8() -> None:
     for name, flag in (("stdin", os.O_RDONLY), ("stdout", os.O_RDONLY), ("stderr", os.O_WRONLY)):
         if getattr(sys, name) is None:
             # Without a buffer, so that nothing is left to be written when the process ends.
-            raw = os.fdopen(os.open(os.devnull, flag), "rb" if name == "stdin" else "wb", 0)
+            number, mode = os.open(os.devnull, flag), "rb" if name == "stdin" else "wb"
+            raw = _Stdout(number, mode) if name == "stdout" else io.FileIO(number, mode)
             setattr(sys, name, io.TextIOWrapper(raw, write_through=True))
+    buffer = getattr(sys.stdout, "buffer", None)
+    if type(getattr(buffer, "raw", buffer)) is io.FileIO:  # Else a caller of `main` has put something there.
+        named: Any = _Stdout(sys.stdout.fileno(), "wb", closefd=False)
+        at_once, lines = isinstance(buffer, io.RawIOBase), bool(sys.stdout.line_buffering)
+        sys.stdout = io.TextIOWrapper(
+            named if at_once else io.BufferedWriter(named), line_buffering=lines, write_through=at_once
+        )
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:

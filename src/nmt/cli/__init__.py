@@ -4,6 +4,7 @@ Data goes to stdout, everything else to stderr. Exit codes: 0 done, 1 failed, 2 
 signal.
 """
 
+import contextlib
 import logging
 import os
 import signal
@@ -16,7 +17,7 @@ import typer
 from typer.core import TyperGroup
 
 from nmt.cli import street, text, tools
-from nmt.errors import NmtError, told
+from nmt.errors import STDOUT, NmtError, told
 from nmt.text import use_utf8
 
 HELP = {"help_option_names": ["-h", "--help"]}
@@ -31,8 +32,7 @@ class Commands(TyperGroup):
             sys.stdout.flush()
             return outcome
         except BrokenPipeError as error:
-            # The interpreter flushes once more at exit, and would complain.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _close_stdout()
             raise typer.Exit(0) from error
 
 
@@ -61,7 +61,8 @@ def general(
 
     What walks the street takes -c FILE (settings) and --set section.key=value; -q and --debug may stand anywhere.
     """
-    logging.basicConfig(format="%(message)s", level=logging.INFO, stream=sys.stderr, force=True)
+    # Other libraries have their say where something is wrong; what they do otherwise is no news.
+    logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr, force=True)
     logging.getLogger("nmt").setLevel(logging.DEBUG if debug else logging.WARNING if quiet else logging.INFO)
 
 
@@ -99,11 +100,19 @@ def main() -> NoReturn:
         code = error.exit_code
     except OSError as error:
         # The disk is full, a folder isn't ours: the user's to mend, wherever it happened.
+        if error.filename == STDOUT:
+            _close_stdout()
         print(f"{told(error)}. (--debug tells more.)", file=sys.stderr)
         problem, code = error, 1
     if "--debug" in words:
         raise problem
     sys.exit(code)
+
+
+def _close_stdout() -> None:
+    """Let what is still to be written go nowhere: the interpreter flushes once more at exit, and would complain."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _general_first(words: list[str]) -> list[str]:

@@ -7,9 +7,18 @@ from typing import Annotated, Any
 
 import typer
 
+from nmt import config as settings
+from nmt.errors import ConfigError
+
 ConfigFile = Annotated[
     str | None,
     typer.Option("-c", "--config", metavar="FILE", help="Settings: a file here, in configs/, or a shipped recipe."),
+]
+Recipe = Annotated[
+    str | None,
+    typer.Option(
+        "-c", "--config", metavar="FILE", help="Required: a settings file here, in configs/, or a shipped recipe."
+    ),
 ]
 Changes = Annotated[
     list[str] | None,
@@ -31,6 +40,16 @@ Processes = Annotated[
         help="Processes on this machine that share the training; 0: one a core on a CPU, one where there is a GPU.",
     ),
 ]
+
+
+def load(recipe: str | None, changes: Iterable[str] | None) -> settings.Config:
+    """The settings of a command that makes or looks at something of a recipe, and so needs to be told which."""
+    if recipe is None:
+        raise ConfigError(
+            f"which recipe? Give it with -c FILE: one of {', '.join(settings.recipes())}, or a file of yours. "
+            "`nmt run -c demo` shows the whole in minutes; `nmt plan -c FILE` says what a training will cost."
+        )
+    return settings.load(recipe, list(changes or ()))
 
 
 def tell(facts: Any, lines: Iterable[str], as_json: bool) -> None:

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nmt import config as settings
 from nmt import pipeline, stages
-from nmt.cli.options import AsJson, Changes, ConfigFile, Device, Name, Processes, table, tell
-from nmt.config import Config
+from nmt.cli.options import AsJson, Changes, Device, Name, Processes, Recipe, load, table, tell
+from nmt.config import Config, check_name
 from nmt.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -35,13 +34,13 @@ def fetch(
     """Get a raw corpus into data/CORPUS/raw/."""
     from nmt.corpus import fetch as fetch_corpus
 
-    settings.check_name("CORPUS", corpus)
+    check_name("CORPUS", corpus)
     facts = fetch_corpus(corpus, origin, stages.DATA / corpus / "raw", sha256)
     tell(facts, table(facts), as_json)
 
 
 def clean(
-    config: ConfigFile = None,
+    config: Recipe = None,
     changes: Changes = None,
     encoding: Annotated[
         str | None, typer.Option("--encoding", metavar="NAME", help="Of the raw files: the setting clean.encoding.")
@@ -56,7 +55,7 @@ def clean(
     tell(report, print_report(report), as_json)
 
 
-def bpe(config: ConfigFile = None, changes: Changes = None, as_json: AsJson = False) -> None:
+def bpe(config: Recipe = None, changes: Changes = None, as_json: AsJson = False) -> None:
     """Train the subword vocabulary and prove it."""
     certificate = pipeline.read_json(_walk(config, changes, "bpe").writes / "certificate.json")
     from nmt.tokenizer import certificate_lines
@@ -64,7 +63,7 @@ def bpe(config: ConfigFile = None, changes: Changes = None, as_json: AsJson = Fa
     tell(certificate, certificate_lines(certificate), as_json)
 
 
-def encode(config: ConfigFile = None, changes: Changes = None, as_json: AsJson = False) -> None:
+def encode(config: Recipe = None, changes: Changes = None, as_json: AsJson = False) -> None:
     """Turn the clean text into token ids."""
     meta = pipeline.read_json(_walk(config, changes, "encode").writes / "meta.json")
     from nmt.dataset import table_of_counts
@@ -73,12 +72,12 @@ def encode(config: ConfigFile = None, changes: Changes = None, as_json: AsJson =
 
 
 def _walk(config: str | None, changes: Sequence[str] | None, upto: str) -> pipeline.Stage:
-    loaded = settings.load(config, changes or ())
+    loaded = load(config, changes)
     return {stage.name: stage for stage in pipeline.run(partial(stages.street, loaded), upto)}[upto]
 
 
 def train(
-    config: ConfigFile = None,
+    config: Recipe = None,
     changes: Changes = None,
     name: Name = None,
     device: Device = "auto",
@@ -89,10 +88,10 @@ def train(
     ] = None,
 ) -> None:
     """Train the model, going on where it stopped."""
-    loaded = settings.load(config, changes or ())
+    loaded = load(config, changes)
     here = partial(stages.train_here, device=device, fresh=fresh, init_from=init_from)
     if _launched():
-        states = pipeline.status(stages.street(loaded, name, trainer=here))
+        states = pipeline.status(stages.street(loaded, name, device=device, trainer=here))
         if any(state.word != "fresh" for state in states[:3]):
             line = shlex.join(["nmt", "run", *_again(config, changes), "--upto", "encode"])
             raise ConfigError(f"several processes can't make the data; make it first: {line}")
@@ -102,7 +101,7 @@ def train(
     options += ["--init-from", str(init_from)] if init_from else []
     processes = processes or _processes(loaded, device)
     trainer = here if processes == 1 else partial(_launch, options, processes)
-    street = partial(stages.street, loaded, name, trainer=trainer)
+    street = partial(stages.street, loaded, name, device=device, trainer=trainer)
     if fresh:
         pipeline.act({stage.name: stage for stage in pipeline.run(street, "encode")}["train"])
     else:
@@ -110,7 +109,7 @@ def train(
 
 
 def run(
-    config: ConfigFile = None,
+    config: Recipe = None,
     changes: Changes = None,
     name: Name = None,
     device: Device = "auto",
@@ -119,10 +118,10 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Walk the whole street; what is fresh is skipped."""
+    loaded = load(config, changes)
     if _launched():
         line = shlex.join(["nmt", "run", *_again(config, changes, name), "--processes", os.environ["WORLD_SIZE"]])
         raise ConfigError(f"nmt run is one process, which starts others for the training alone: {line}")
-    loaded = settings.load(config, changes or ())
     processes = processes or _processes(loaded, device)
     trainer = None if processes == 1 else partial(_launch, _again(config, changes, name, device), processes)
     walked = pipeline.run(partial(stages.street, loaded, name, device=device, trainer=trainer), upto)
@@ -133,9 +132,9 @@ def run(
         tell(result, score_lines(result), as_json)
 
 
-def status(config: ConfigFile = None, changes: Changes = None, name: Name = None, as_json: AsJson = False) -> None:
+def status(config: Recipe = None, changes: Changes = None, name: Name = None, as_json: AsJson = False) -> None:
     """Say what is fresh, what is not, and why."""
-    states = pipeline.status(stages.street(settings.load(config, changes or ()), name))
+    states = pipeline.status(stages.street(load(config, changes), name))
     facts = [
         {"stage": s.stage.name, "state": s.word, "reason": s.reason, "folder": str(s.stage.writes)} for s in states
     ]

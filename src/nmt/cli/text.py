@@ -15,6 +15,7 @@ from nmt import pipeline, stages
 from nmt.cli.options import AsJson, Changes, Device, RunFolder, tell
 from nmt.config import Config
 from nmt.errors import ConfigError, DataError
+from nmt.languages import parse
 from nmt.provenance import read_config, read_identity
 from nmt.runs import RUNS, newest_run
 from nmt.text import STANDARD, lines_of, read_aligned, read_lines
@@ -93,6 +94,10 @@ def evaluate(
     if hyps and refs:
         if tgt is None:
             raise ConfigError("--ref needs --tgt: BLEU depends on the language (--tgt zh).")
+        try:
+            parse(tgt)
+        except ConfigError as error:
+            raise ConfigError(f"--tgt: {error}") from None
         found, lines = _against_files(hyps, refs, src, tgt, settings.load(None, changes or ()))
     else:
         if refs or src or tgt:
@@ -105,16 +110,22 @@ def evaluate(
 
 def _compared(found: Any, against: Path) -> list[str]:
     """What each score was in an earlier result; refused where the two don't stand on the same ground."""
-    from nmt.scoring import check_comparable
+    from nmt.scoring import better_if, check_comparable
 
     earlier = pipeline.read_json(against)
     if "split" not in earlier or "split" not in found:
         raise ConfigError(
             f"--against {against}: that is no scores.json of nmt eval, or HYP has no --src to know its set by."
         )
-    check_comparable(found, earlier)
-    pairs = [(earlier["scores"][name], now) for name, now in found["scores"].items() if name in earlier["scores"]]
-    return [f"{now['name']} against {against}: {was['value']:.2f} -> {now['value']:.2f}" for was, now in pairs]
+    try:
+        check_comparable(found, earlier)
+        pairs = [(earlier["scores"][name], now) for name, now in found["scores"].items() if name in earlier["scores"]]
+        return [
+            f"{now['name']} against {against}: {was['value']:.2f} -> {now['value']:.2f}{better_if(now['name'])}"
+            for was, now in pairs
+        ]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"--against {against}: that is no scores.json of nmt eval (it lacks {error}).") from error
 
 
 def _against_files(
@@ -132,8 +143,8 @@ def _against_files(
         result = scoring.evaluate(lines, read_lines(src), rows, tgt, config.eval)
         return result, scoring.report_lines(result)
     scores = scoring.score(lines, rows, tgt, config.eval)
-    told = [text for one in scores.values() for text in (f"{one.name}: {one.value:.2f}", f"  {one.signature}")]
-    return {name: asdict(one) for name, one in scores.items()}, told
+    plain = {name: asdict(one) for name, one in scores.items()}
+    return plain, scoring.score_lines(plain)
 
 
 def _against_test_set(

@@ -10,9 +10,9 @@ import typer
 
 from nmt import config as settings
 from nmt import pipeline, stages
-from nmt.cli.options import AsJson, Changes, ConfigFile, Device, table, tell
+from nmt.cli.options import AsJson, Changes, ConfigFile, Device, Recipe, load, table, tell
 from nmt.errors import ConfigError, DataError
-from nmt.runs import describe_run, newest_run
+from nmt.runs import describe_run, newest_run, run_table
 
 log = logging.getLogger(__name__)
 
@@ -20,7 +20,7 @@ config_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Show
 
 
 def plan(
-    config: ConfigFile = None,
+    config: Recipe = None,
     changes: Changes = None,
     device: Device = "auto",
     measure: Annotated[bool, typer.Option("--measure", help="Time a few real steps and estimate the whole.")] = False,
@@ -29,7 +29,7 @@ def plan(
     """Say what a training will cost before it begins."""
     from nmt import plan as planning
 
-    loaded = settings.load(config, changes or ())
+    loaded = load(config, changes)
     street = partial(stages.street, loaded)
     if measure:
         pipeline.run(street, "encode")
@@ -94,7 +94,7 @@ def info(
 ) -> None:
     """Say what is in a run: state, scores, sizes."""
     facts = describe_run(run or newest_run())
-    tell(facts, table(facts), as_json)
+    tell(facts, table(run_table(facts)), as_json)
 
 
 def doctor(
