@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from nmt import checkpoint
-from nmt.config import Config
+from nmt.config import Config, TranslateConfig
 from nmt.corpus import Normaliser
 from nmt.dataset import ParallelDataset, open_dataset
 from nmt.distributed import World
@@ -80,12 +80,15 @@ class DevSet:
 def translate_dev(trainer: Trainer, dev: DevSet, sentences: int) -> tuple[float, list[str]]:
     """BLEU on raw text, and the translations, of the first `sentences`; every process translates a share.
 
-    They are shared out in the batches that one process would make, so that each sentence meets the same neighbours,
-    and not even the rounding of its scores differs.
+    The search is greedy whatever the settings of `translate` are: those may be changed for a model that is trained, so
+    they must not decide which model that is. The sentences are shared out in the batches that one process would make,
+    so that each meets the same neighbours, and not even the rounding of its scores differs.
     """
     world, lines = trainer.world, dev.src[:sentences]
     share = partial(share_among, world) if world.size > 1 else None
-    translator = Translator(trainer.model, *dev.tokenizers, dev.normaliser, trainer.config, world.device, share)
+    greedy = TranslateConfig(beam=1, batch_tokens=trainer.config.translate.batch_tokens)
+    config = replace(trainer.config, translate=greedy)
+    translator = Translator(trainer.model, *dev.tokenizers, dev.normaliser, config, world.device, share)
     trainer.at("translating the dev set")
     trainer.model.eval()
     hyps = translator.translate(lines)
