@@ -40,8 +40,9 @@ def plan(
         data = None
     from nmt.distributed import choose_device
 
-    # A plan for a GPU may be made where there is none.
-    kind = choose_device(device).type if device == "auto" else device.partition(":")[0]
+    kind = device.partition(":")[0]
+    if kind not in ("cpu", "cuda", "mps"):  # A plan for a GPU may be made where there is none.
+        kind = choose_device(device).type
     found = planning.make_plan(loaded, data, kind)
     if measure:
         found["measured"] = planning.measure(loaded, street(), device)
