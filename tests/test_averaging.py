@@ -107,6 +107,23 @@ def test_with_force_nothing_is_compared_and_the_former_model_is_still_kept(run, 
     assert files(run / averaging.FORMER) == before
 
 
+def test_after_several_averages_the_way_back_is_to_what_the_training_made(run):
+    made = files(run / "final")
+    for last in (1, 2, 3):
+        assert average_checkpoints(run, last, None, "cpu", force=True).former
+        assert files(run / averaging.FORMER) == made
+    restore_final(run)
+    assert files(run / "final") == made
+
+
+def test_what_a_longer_training_has_chosen_since_is_what_is_kept(run, paths):
+    average_checkpoints(run, 1, None, "cpu", force=True)
+    train_model(settings("optim.stop_on=loss", "model.dropout=0", "optim.max_steps=26"), at(paths, run), ALONE)
+    made = files(run / "final")
+    average_checkpoints(run, 2, None, "cpu", force=True)
+    assert files(run / averaging.FORMER) == made
+
+
 @pytest.mark.parametrize("state", ["missing", "corrupt"])
 def test_a_run_without_a_final_model_gets_one(run, state):
     if state == "missing":
@@ -116,6 +133,7 @@ def test_a_run_without_a_final_model_gets_one(run, state):
     found = average_checkpoints(run, 3, None, "cpu", force=False)
     assert (found.folder, found.scores) == (run / "final", {})
     assert equal(final(run), mean_of(run, 3))
+    assert not found.former
     assert not (run / averaging.FORMER).exists()
 
 

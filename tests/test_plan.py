@@ -13,10 +13,12 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from typer.testing import CliRunner
 
 from nmt import loss, plan
+from nmt.cli import app
 from nmt.config import Config, ModelConfig, TranslateConfig, load
-from nmt.distributed import World
+from nmt.distributed import World, choose_device
 from nmt.model import Transformer
 from nmt.optimizer import learning_rate
 from nmt.plan import Data, activation_bytes, cache_bytes, cpu_warning, make_plan, peak_rate, plan_lines
@@ -259,6 +261,21 @@ def test_the_peak_of_a_gpu_is_that_of_its_data_sheet_by_its_whole_name(
     assert peak_flops(name, "float16") == peak
     assert peak_flops(name, "bfloat16") == (None if half_only else peak)
     assert peak_flops(name, "float32") is None
+
+
+@pytest.mark.parametrize(("device", "kind"), [("auto", None), ("cpu", "cpu"), ("cuda:3", "cuda"), ("mps", "mps")])
+def test_a_plan_is_for_the_kind_of_device_that_is_named_whether_it_is_here_or_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, kind: str | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["plan", "-c", "demo", "--device", device, "--json"])
+    assert done.exit_code == 0, done.exception
+    assert json.loads(done.stdout)["device"] == (kind or choose_device("auto").type)
+
+
+def test_a_device_that_there_is_nowhere_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert CliRunner().invoke(app, ["plan", "-c", "demo", "--device", "tpu"]).exit_code != 0
 
 
 # ── before a training on a CPU ──────────────────────────────────────────────────────────────────────────────────────

@@ -14,6 +14,9 @@ from nmt.text import read_object
 from nmt.tokenizer import load_tokenizers
 from nmt.validation import DevSet, whole_dev_score
 
+MARK = " (nmt average)"
+"""How the origin of a final model ends that is an average by hand."""
+
 BESIDE, FORMER = BY_HAND
 """In a run folder: an average that is not better than the final model; a final model that an average replaced."""
 
@@ -29,6 +32,8 @@ class Averaged:
     """What the scores are, higher is better; empty where nothing was compared."""
     scores: dict[str, float]
     """On the whole dev set, of the average and of the final model."""
+    former: bool = False
+    """Whether a final model was replaced, and what the training made is kept as `run/final-before`."""
 
 
 def average_checkpoints(run: Path, last: int, output: Path | None, device: str, force: bool) -> Averaged:
@@ -41,7 +46,7 @@ def average_checkpoints(run: Path, last: int, output: Path | None, device: str, 
     if not folders:
         raise CheckpointError(f"{run} has no checkpoints; its training makes them (nmt train).")
     weights, name = checkpoint.average_folders(folders), f"average of {len(folders)}"
-    state = {"made_of": f"{name} (nmt average)", "steps": [checkpoint.step_of(folder) for folder in folders]}
+    state = {"made_of": f"{name}{MARK}", "steps": [checkpoint.step_of(folder) for folder in folders]}
     final, scores, measure = run / "final", dict[str, float](), ""
     if output is not None:
         checkpoint.save(output, weights, state)
@@ -55,10 +60,11 @@ def average_checkpoints(run: Path, last: int, output: Path | None, device: str, 
         if not scores[name] > scores["final"]:
             checkpoint.save(run / BESIDE, weights, state | {"dev_scores": scores})
             return Averaged(run / BESIDE, name, measure, scores)
-    if before is not None:
+    # What the training itself has chosen is what is kept, however many averages follow each other.
+    if before is not None and not (str(before[1].get("made_of")).endswith(MARK) and (run / FORMER).exists()):
         checkpoint.save(run / FORMER, *before)
     checkpoint.save(final, weights, state | {"dev_scores": scores})
-    return Averaged(final, name, measure, scores)
+    return Averaged(final, name, measure, scores, former=before is not None)
 
 
 def restore_final(run: Path) -> None:

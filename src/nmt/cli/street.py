@@ -87,7 +87,12 @@ def train(
         Path | None, typer.Option("--init-from", metavar="RUN", help="Begin with the weights of another run.")
     ] = None,
 ) -> None:
-    """Train the model, going on where it stopped."""
+    """Train the model, going on where it stopped.
+
+    The data is made first where it is missing or out of date. Ctrl-C and SIGTERM end the training after a save, and
+    the same command resumes it. The log says first what is trained, on what and for how many steps and epochs;
+    runs/NAME/metrics.jsonl and TensorBoard have every measurement.
+    """
     loaded = load(config, changes)
     here = partial(stages.train_here, device=device, fresh=fresh, init_from=init_from)
     if _launched():
@@ -117,7 +122,11 @@ def run(
     upto: Annotated[str | None, typer.Option("--upto", metavar="STAGE", help="The last stage to do.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Walk the whole street; what is fresh is skipped."""
+    """Walk the whole street; what is fresh is skipped.
+
+    From the raw corpus of a recipe to the scores of its model, which go to stdout; the log goes to stderr. The corpus
+    of the recipe demo ships with nmt, and it takes a few minutes on a CPU: nmt run -c demo
+    """
     loaded = load(config, changes)
     if _launched():
         line = shlex.join(["nmt", "run", *_again(config, changes, name), "--processes", os.environ["WORLD_SIZE"]])

@@ -40,8 +40,9 @@ def plan(
         data = None
     from nmt.distributed import choose_device
 
-    # A plan for a GPU may be made where there is none.
-    kind = choose_device(device).type if device == "auto" else device.partition(":")[0]
+    kind = device.partition(":")[0]
+    if kind not in ("cpu", "cuda", "mps"):  # A plan for a GPU may be made where there is none.
+        kind = choose_device(device).type
     found = planning.make_plan(loaded, data, kind)
     if measure:
         found["measured"] = planning.measure(loaded, street(), device)
@@ -73,7 +74,6 @@ def average(
             restore_final(run)
             log.info("average: the final model of %s is the former one again", run)
             return
-        had_final = (run / "final").exists()
         found = average_checkpoints(run, last, output, device, force)
     if found.scores:
         scores = ", ".join(f"{name} has {score:.2f}" for name, score in found.scores.items())
@@ -82,7 +82,7 @@ def average(
         stays = "" if output else "; the final model stays, since that is not better (--force replaces it)"
         log.info("average: the %s is %s%s", found.name, found.folder, stays)
     else:
-        way = f"; the former one is {run / FORMER} (nmt average {run} --restore)" if had_final else ""
+        way = f"; the former one is {run / FORMER} (nmt average {run} --restore)" if found.former else ""
         log.info("average: the final model of %s is the %s now%s", run, found.name, way)
 
 
