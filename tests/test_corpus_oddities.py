@@ -1,6 +1,7 @@
 """The odd lines that real English-Chinese corpora have, written anew with the same faults, and what becomes of each."""
 
 import dataclasses
+import os
 from pathlib import Path
 
 import pytest
@@ -349,6 +350,46 @@ def test_sources_are_found_by_name_and_notices_are_none(tmp_path):
     (raw / "d.zh").rename(raw / "d.xz")
     with pytest.raises(DataError, match=r"d\.xz"):
         find_sources(tmp_path / "mine", SMALL)
+
+
+def test_what_is_left_out_of_the_raw_folder_is_named_once_with_the_reason(tmp_path, caplog):
+    raw = tmp_path / "mine" / "raw"
+    (raw / "sub").mkdir(parents=True)
+    for name in ("a.tsv", "notice 1.tsv", "attribution.txt", "LICENSE", "README.md", "x.json", "_about.txt", ".hidden"):
+        (raw / name).write_text("x")
+    (raw / "gone.tsv").symlink_to(raw / "nowhere.tsv")
+    os.mkfifo(raw / "pipe.tsv")
+    (raw / "there.tsv").symlink_to(raw / "_about.txt")
+    for _ in range(3):
+        assert set(find_sources(tmp_path / "mine", SMALL)) == {"a", "there"}
+    (said,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    head, _, named = said.partition(": left out ")
+    assert head == str(raw)
+    reasons = dict(part.rstrip(")").split(" (", 1) for part in named.split("), "))
+    assert reasons == {
+        **dict.fromkeys(
+            ("LICENSE", "README.md", "attribution.txt", "notice 1.tsv", "x.json"),
+            "by its name a licence or notice; rename it if not",
+        ),
+        "gone.tsv": "a link to nothing",
+        "pipe.tsv": "not a file",
+        "sub": "a folder",
+    }
+    caplog.clear()
+    (raw / "gone.tsv").unlink()
+    find_sources(tmp_path / "mine", SMALL)
+    assert "gone.tsv" not in caplog.text
+    assert "sub (a folder)" in caplog.text
+
+
+def test_a_raw_folder_with_nothing_left_out_says_nothing(tmp_path, caplog):
+    raw = tmp_path / "mine" / "raw"
+    raw.mkdir(parents=True)
+    for name in ("a.tsv", "_licence.txt", "_source.json", ".DS_Store", "dev.tsv"):
+        (raw / name).write_text("x")
+    settings = dataclasses.replace(SMALL, dev=(str(raw / "dev.tsv"),), test=(str(raw / "dev.tsv"),))
+    assert set(find_sources(tmp_path / "mine", settings)) == {"a"}
+    assert not caplog.records
 
 
 def test_the_dev_and_test_files_in_the_raw_folder_are_no_sources(tmp_path):

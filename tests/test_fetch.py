@@ -273,8 +273,31 @@ def test_a_changed_byte_in_an_archive_is_refused(tmp_path):
     assert "damaged" in fetch_archive(tmp_path, bytes(stored))
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b'<?xml version="1.0"?>\n<!DOCTYPE tmx SYSTEM "tmx14.dtd">\n<tmx version="1.4">\n', "is a TMX file"),
+        (b'<?xml version="1.0"?>\n<corpus>\n', "is an XML file"),
+        (b"<html>\n", "is a web page"),
+        (b"\x1f\x8b\x08\x00" + b"x" * 99, "is packed with gzip"),
+        (CORPUS.decode().encode("utf-16"), "is UTF-16; convert it (iconv -f UTF-16 "),
+        (CORPUS.decode().encode("utf-16-le"), "is UTF-16-LE; convert it (iconv -f UTF-16LE "),
+        (CORPUS.decode().encode("utf-16-be"), "is UTF-16-BE; convert it (iconv -f UTF-16BE "),
+        (b"a\tb\0\n", "neither text nor a zip"),
+        (GOOD[: len(GOOD) // 2], "a damaged zip archive"),
+    ],
+)
+def test_a_file_that_is_no_corpus_is_refused_by_what_it_is(tmp_path, content, said):
+    assert said in fetch_archive(tmp_path, content)
+
+
+def test_text_in_another_encoding_is_fetched_and_left_to_clean(tmp_path):
+    (tmp_path / "x.tsv").write_bytes(CORPUS.decode().encode("gb18030"))
+    assert fetch("mine", str(tmp_path / "x.tsv"), tmp_path / "raw")["rows"] == 300
+
+
 def test_a_packed_file_of_another_kind_is_refused(tmp_path):
-    assert "neither text nor a zip" in fetch_archive(tmp_path, b"\xfd7zXZ\x00\x00\x04" + b"\x00" * 50)
+    assert "packed with xz" in fetch_archive(tmp_path, b"\xfd7zXZ\x00\x00\x04" + b"\x00" * 50)
 
 
 @pytest.mark.parametrize("kind", [stat.S_IFCHR, stat.S_IFBLK, stat.S_IFIFO, stat.S_IFSOCK])
@@ -411,3 +434,57 @@ def test_a_full_disk_leaves_the_earlier_corpus_and_tells_the_room(tmp_path):
     assert ended.code == 0, ended.told
     assert (raw / "cmn.txt").read_bytes() == CORPUS
     assert sorted(os.listdir(raw)) == ["_licence.txt", "_source.json", "cmn.txt"]
+
+
+# ── the corpus that ships with nmt ──────────────────────────────────────────────────────────────────────────────────
+
+MINI = Path(__file__).parent.parent / "data/mini/raw/mini.txt"
+
+
+def test_the_corpus_that_ships_is_copied_with_its_licence_from_no_network(tmp_path):
+    facts = fetch("mini", None, tmp_path / "raw", hashlib.sha256(MINI.read_bytes()).hexdigest())
+    assert (facts["file"], facts["licence"]) == ("mini.txt", "CC0 1.0")
+    assert (tmp_path / "raw/mini.txt").read_bytes() == MINI.read_bytes()
+    assert (tmp_path / "raw/_licence.txt").read_text(encoding="utf-8").startswith("CC0 1.0\n")
+
+
+def test_another_file_under_the_name_of_the_corpus_that_ships_is_not_under_its_licence(tmp_path):
+    (tmp_path / "x.txt").write_bytes(CORPUS)
+    assert fetch("mini", str(tmp_path / "x.txt"), tmp_path / "raw")["licence"] is None
+    assert sorted(os.listdir(tmp_path / "raw")) == ["_source.json", "mini.txt"]
+
+
+def test_the_corpus_that_ships_is_read_where_it_ships_until_there_is_another(tmp_path):
+    home, settings = tmp_path / "data/mini", CleanConfig()
+    assert find_sources(home, settings) == {"mini": (MINI,)}
+    assert not home.exists()
+    (home / "raw").mkdir(parents=True)
+    (home / "raw/_notes.txt").write_bytes(b"no corpus")
+    assert find_sources(home, settings) == {"mini": (MINI,)}
+    (home / "raw/own.txt").write_bytes(CORPUS)
+    assert find_sources(home, settings) == {"own": (home / "raw/own.txt",)}
+    (home / "raw/own.txt").unlink()
+    (home / "raw/own.en").write_bytes(b"half of a pair\n")
+    with pytest.raises(DataError, match=r"no own\.zh beside it"):
+        find_sources(home, settings)
+
+
+def test_without_the_shipped_files_the_corpus_is_fetched_from_a_path_like_any_other(tmp_path, monkeypatch):
+    monkeypatch.setattr(fetching, "__file__", str(tmp_path / "a/b/c/d.py"))
+    assert fetching.shipped("mini") is None
+    with pytest.raises(DataError, match="--from PATH"):
+        fetch("mini", None, tmp_path / "raw")
+    (tmp_path / "own/raw").mkdir(parents=True)
+    with pytest.raises(DataError, match="no corpus in"):
+        find_sources(tmp_path / "mini", CleanConfig())
+
+
+@pytest.mark.parametrize("name", ["cmn", "Mini", "mini2", ".."])
+def test_no_other_corpus_ships(name):
+    assert fetching.shipped(name) is None
+
+
+@pytest.mark.parametrize(("name", "hint"), [("cmn", "`nmt fetch cmn` fills"), ("news", "`nmt fetch news --from PATH`")])
+def test_what_is_said_where_there_is_no_corpus_is_a_command_that_can_work(tmp_path, name, hint):
+    with pytest.raises(DataError, match=hint):
+        find_sources(tmp_path / name, CleanConfig())

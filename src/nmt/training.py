@@ -9,23 +9,24 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from nmt import checkpoint
 from nmt.batching import Numbers, plan_updates
-from nmt.config import Config
-from nmt.corpus import Normaliser
+from nmt.config import SECTIONS, Config, of_kind
 from nmt.dataset import ParallelDataset, open_dataset, resample
 from nmt.distributed import World, is_lost_contact
 from nmt.errors import CheckpointError, LostContact, NmtError, Preempted, first_line
 from nmt.launch import leave_word
+from nmt.overlap import warn_of_overlap
 from nmt.provenance import TrainPaths, open_run, unchanged
 from nmt.sizes import peak_flops
 from nmt.step import StepStats, Trainer, mix, rehearse, train_step
 from nmt.text import read_lines, read_object, write_json
 from nmt.tokenizer import Tokenizer, load_tokenizers
-from nmt.tracking import Tracker
+from nmt.tracking import Tracker, duration
 from nmt.validation import DevSet, Progress, choose_final, validate
 from nmt.watch import Heartbeat, Skips, Stop, preempted
 
@@ -40,27 +41,27 @@ def train_model(
     `fresh` starts over; `init_from` is a run whose final weights a new training begins with. A finished run is left
     as it is. Raises Preempted when a signal ended it after a save. Who calls this holds the run's lock.
     """
-    if not fresh and world.from_leader([float(is_finished(config, paths))])[0]:
+    if not fresh and world.from_leader([float(is_finished(config, paths, init_from))])[0]:
         log.info("train: %s is finished; nothing to do", paths.run)
         return
     if world.leads:
         checkpoint.recover(paths.run)
-        open_run(config, paths, fresh=fresh)
+        open_run(config, paths, numerics(config, world), fresh=fresh, init_from=init_from)
+        if init_from is not None:
+            warn_of_overlap(paths.run, paths.clean, (config.data.src, config.data.tgt))
     world.barrier()
+    begun = time.monotonic()
     with Heartbeat(paths.run / "heartbeat", world, config.train.silence) as heartbeat:
         try:
             tokenizers = load_tokenizers(paths.bpe, config.data.src, config.data.tgt)
             trainer = Trainer.build(config, world, (len(tokenizers[0]), len(tokenizers[1])), heartbeat)
             progress = resume(trainer, paths.run, init_from)
             if not is_over(config, progress):
-                trainer, progress = make_room(trainer, paths, progress)
-            dev = DevSet(
-                open_dataset(paths.encode, "dev", config.data.src, config.data.tgt),
-                read_lines(paths.clean / f"dev.{config.data.src}"),
-                read_lines(paths.clean / f"dev.{config.data.tgt}"),
-                tokenizers,
-                Normaliser.load(paths.clean / "normalisation.json"),
-            )
+                data = open_dataset(paths.encode, "train", config.data.src, config.data.tgt)
+                if world.leads:
+                    log.info("train: %s", header(trainer, data, paths.run))
+                trainer, progress = make_room(trainer, data, progress)
+            dev = DevSet.load(config, paths, tokenizers)
             tell(trainer, paths.run, "running", progress)
             with Tracker(
                 paths.run, first_step=progress.step, last_step=config.optim.max_steps, writes=world.leads
@@ -68,6 +69,8 @@ def train_model(
                 progress = loop(trainer, paths, dev, progress, tracker)
                 choose_final(trainer, paths.run, dev, progress, tracker)
             tell(trainer, paths.run, "finished", progress)
+            if world.leads:
+                log.info("train: done in %s (%s)", duration(time.monotonic() - begun), paths.run)
         except BaseException as error:
             reason = give_up(paths.run, world, heartbeat.place["step"], error)
             if reason is error:
@@ -75,12 +78,26 @@ def train_model(
             raise reason from error
 
 
-def make_room(trainer: Trainer, paths: TrainPaths, progress: Progress) -> tuple[Trainer, Progress]:
+def header(trainer: Trainer, data: ParallelDataset, run: Path) -> str:
+    """What is trained, on what and for how long, in one line; an epoch has as many updates as the first has."""
+    optim, world = trainer.config.optim, trainer.world
+    updates = len(plan_updates(data.src.lengths, data.tgt.lengths, optim.batch_tokens, optim.seed, 0))
+    size = sum(parameter.numel() for parameter in trainer.model.parameters())
+    gpu = f" ({torch.cuda.get_device_name(world.device)})" if world.device.type == "cuda" else ""
+    return (
+        f"{size / 1e6:.1f} M parameters, {world.size} process{'es' if world.size > 1 else ''} on "
+        f"{world.device.type}{gpu}, {optim.precision}, {optim.max_steps:,} updates of {optim.batch_tokens:,} tokens a "
+        f"side ({optim.max_steps / updates:,.{0 if optim.max_steps >= 10 * updates else 1}f} epochs of {updates:,} "
+        f"updates), {run}"
+    )
+
+
+def make_room(trainer: Trainer, data: ParallelDataset, progress: Progress) -> tuple[Trainer, Progress]:
     """Rehearse the largest micro-batch; what `device_tokens: auto` has found once stays, for updates are cut by it."""
-    data, finds = trainer.config.data, trainer.config.train.device_tokens == "auto"
+    finds = trainer.config.train.device_tokens == "auto"
     if finds and progress.device_tokens:
         trainer = replace(trainer, device_tokens=progress.device_tokens)
-    trainer = rehearse(trainer, open_dataset(paths.encode, "train", data.src, data.tgt))
+    trainer = rehearse(trainer, data)
     return trainer, replace(progress, device_tokens=trainer.device_tokens if finds else 0)
 
 
@@ -106,9 +123,12 @@ def loop(trainer: Trainer, paths: TrainPaths, dev: DevSet, progress: Progress, t
                 skips.settle()
                 tracker.numbers("train", progress.step, meter.report() | {"epoch": epoch, "skipped": skips.count})
             if progress.step % train.validate_every == 0 or last:
-                progress = validate(trainer, dev, progress, tracker)
-                if progress.best_step == progress.step and trainer.world.leads:
-                    checkpoint.save(run / "best", trainer.model.state_dict(), asdict(progress))
+                found = validate(trainer, dev, progress, tracker)
+                # At another last step it is for the log alone: resumed with more steps, nothing knows of the old end.
+                if progress.step % train.validate_every == 0:
+                    progress = found
+                    if progress.best_step == progress.step and trainer.world.leads:
+                        checkpoint.save(run / "best", trainer.model.state_dict(), asdict(progress))
                 meter.restart()
             if due or signal or is_over(trainer.config, progress):
                 skips.settle()
@@ -207,15 +227,22 @@ def peak_memory(device: torch.device) -> float:
 # ── files ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def is_finished(config: Config, paths: TrainPaths) -> bool:
+def numerics(config: Config, world: World) -> dict[str, Any]:
+    """What changes the rounding of a training and its dropout masks, but nothing else."""
+    sections = {name: of_kind(getattr(config, name), "numerics") for name in SECTIONS}
+    where = {"processes": world.size, "device": world.device.type, "threads": torch.get_num_threads()}
+    return {name: values for name, values in sections.items() if values} | where
+
+
+def is_finished(config: Config, paths: TrainPaths, init_from: Path | None) -> bool:
     """Whether the run has been trained to its end with these settings and this data, and has its final model."""
     try:
         status = read_object(paths.run / "status.json")
         state, progress = status.pop("state"), Progress(**status)
     except (CheckpointError, KeyError, TypeError):
         return False
-    ended = state == "finished" and is_over(config, progress)
-    return ended and unchanged(config, paths) and checkpoint.fault(paths.run / "final") is None
+    ended = state == "finished" and is_over(config, progress) and progress.step <= config.optim.max_steps
+    return ended and unchanged(config, paths, init_from) and checkpoint.fault(paths.run / "final") is None
 
 
 def resume(trainer: Trainer, run: Path, init_from: Path | None) -> Progress:

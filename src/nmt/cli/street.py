@@ -23,7 +23,7 @@ Stages = Sequence[pipeline.Stage]
 
 def fetch(
     corpus: Annotated[
-        str, typer.Argument(metavar="CORPUS", help="cmn, or the name that a corpus of yours shall have.")
+        str, typer.Argument(metavar="CORPUS", help="cmn, mini (it ships with nmt), or a name for a corpus of yours.")
     ],
     origin: Annotated[
         str | None,
@@ -35,6 +35,7 @@ def fetch(
     """Get a raw corpus into data/CORPUS/raw/."""
     from nmt.corpus import fetch as fetch_corpus
 
+    settings.check_name("CORPUS", corpus)
     facts = fetch_corpus(corpus, origin, stages.DATA / corpus / "raw", sha256)
     tell(facts, table(facts), as_json)
 
@@ -65,8 +66,10 @@ def bpe(config: ConfigFile = None, changes: Changes = None, as_json: AsJson = Fa
 
 def encode(config: ConfigFile = None, changes: Changes = None, as_json: AsJson = False) -> None:
     """Turn the clean text into token ids."""
-    counts = pipeline.read_json(_walk(config, changes, "encode").writes / "meta.json")["splits"]
-    tell(counts, table(counts), as_json)
+    meta = pipeline.read_json(_walk(config, changes, "encode").writes / "meta.json")
+    from nmt.dataset import table_of_counts
+
+    tell(meta["splits"], table_of_counts(meta), as_json)
 
 
 def _walk(config: str | None, changes: Sequence[str] | None, upto: str) -> pipeline.Stage:

@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from collections.abc import Callable
 
 Sides = tuple[str, str]
 
@@ -22,6 +23,13 @@ _STAGE = re.compile(
 _TAG = re.compile(r"(</?[A-Za-z][A-Za-z0-9]*(?:\s[^<>]*)?>)")
 _CONTEXT = re.compile(r"^\?[a-z]+:")
 _ACCELERATOR = re.compile(r"[（(]([_&])([A-Za-z0-9])[）)]")
+_MENDABLE = re.compile(r"[(\[{【〔<]|^\?")
+_ROUND = str.maketrans("[{【〔]}】〕", "(((())))")
+_ASIDE = re.compile(
+    r"\((?:(?:译者?|编)?注:[^()]*|laughter|applause|cheers|cheering|music|笑声|掌声|鼓掌|欢呼|音乐|[_&][a-z0-9])\)"
+    r"|^\?[a-z]+:"
+)
+"""All of the above but tags in one spelling: without case, width, script, spaces and kinds of brackets."""
 
 
 def mend(left: str, right: str) -> Sides:
@@ -35,6 +43,23 @@ def mend(left: str, right: str) -> Sides:
     if "<" in left and "<" in right:
         left, right = _without_equal_tags(left, right)
     return left, right
+
+
+def mend_wholly(sides: Sides, normalise: Callable[[Sides], Sides]) -> Sides:
+    """A normalised pair, mended and normalised in turn until nothing changes."""
+    while (mended := mend(*sides)) != sides:  # Each turn makes the pair shorter.
+        sides = normalise(mended)
+    return sides
+
+
+def bare(folded: str) -> str:
+    """What is left of a text, folded as for a key, without all that `mend` would take off it beside some other side."""
+    if len(folded) > LONGEST or not _MENDABLE.search(folded):
+        return folded
+    text = "".join(_without_paired_tags(folded).translate(_ROUND).split())
+    while (barer := _ASIDE.sub("", text)) != text:
+        text = barer
+    return text
 
 
 def _without_notes(text: str, other: str) -> str:
