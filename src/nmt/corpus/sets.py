@@ -93,7 +93,7 @@ def reference_form(given: Mapping[str, GivenSet], normaliser: Normaliser) -> dic
         for side, (lang, is_han) in enumerate(normaliser.han.items()):
             texts = [row.sides[side] for row in part.rows]
             learnt = [normaliser(text, lang) for text in texts]
-            if is_han and normaliser.zh_script == "filter":
+            if normaliser.is_chinese(lang) and normaliser.zh_script == "filter":
                 learnt = list(map(simplify, learnt))  # Nothing Traditional is left to be learnt from.
             changed = sum(one != other for one, other in zip(texts, learnt, strict=True))
             if changed:
