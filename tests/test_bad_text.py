@@ -49,7 +49,8 @@ BLANK = {
 SAME_AS_RUN = {
     "CRLF": b"Run!\r",
     "BOM": "\ufeffRun!".encode(),
-    "NUL": b"R\x00un!\x00",
+    "NUL around": b"\x00Run!\x00",
+    "UTF-16": b"R\x00u\x00n\x00!\x00",
     "controls": b"\x01Run\x1b!",
     "spaces around": "  \u3000Run!\u200b\t".encode(),
     "full width": "Ｒｕｎ！".encode(),
@@ -70,6 +71,9 @@ SAME_AS_BOOK = {
         "U+2029": "\u2029",
         "NBSP": "\xa0",
         "TAB": "\t",
+        "NUL": "\x00",
+        "BEL": "\x07",
+        "backspace": "\x08",
     }.items()
 }
 ODD = {

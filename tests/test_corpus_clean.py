@@ -287,6 +287,19 @@ def pairs_of_columns(out: Path, columns: tuple[str, ...]) -> set[tuple[str, str]
     }
 
 
+def test_a_chinese_side_is_converted_beside_a_japanese_one(tmp_path):
+    pairs = [(f"我在第{n}號房間學習。", f"{n}号室で学習、勉強しました。") for n in range(300)]
+    for number, columns in enumerate([("zh", "ja"), ("ja", "zh")]):
+        out = tmp_path / str(number)
+        out.mkdir()
+        rows = pairs if columns[0] == "zh" else [(ja, zh) for zh, ja in pairs]
+        settings = dataclasses.replace(SMALL, columns=columns)
+        report = clean_corpus({"a": (write_tsv(tmp_path / f"{number}.tsv", rows),)}, settings, out)
+        assert report["zh_script"] == {"zh": "simplified"}
+        assert set(read_lines(out / "train.zh")) < {f"我在第{n}号房间学习。" for n in range(300)}
+        assert set(read_lines(out / "train.ja")) < {ja for _, ja in pairs}
+
+
 def test_japanese_is_measured_and_kept_as_japanese(tmp_path):
     pairs = [(f"Yes, I studied in room {n}.", f"はい、{n}号室で勉強しました。") for n in range(150)]
     pairs += [(f"Thank you very much, number {n}.", f"{n}ばん、ありがとうございます!") for n in range(150)]

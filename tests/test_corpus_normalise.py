@@ -198,7 +198,16 @@ def test_traditional_text_is_left_alone_and_simplified_text_leaves_nothing_behin
 
 @pytest.mark.parametrize(
     ("text", "script"),
-    [("开门", "simplified"), ("開門", "traditional"), ("开門", "mixed"), ("你好", "neutral"), ("Tom", "neutral")],
+    [
+        ("开门", "simplified"),
+        ("開門", "traditional"),
+        ("开門", "mixed"),
+        ("你好", "neutral"),
+        ("Tom", "neutral"),
+        ("我看著你", "traditional"),
+        ("曹雪芹著", "neutral"),
+        ("开门著名", "simplified"),
+    ],
 )
 def test_the_script_of_a_line_is_told_by_characters_that_only_one_script_has(text, script):
     assert script_of(text) == script
@@ -254,6 +263,7 @@ def test_a_script_is_chosen_by_the_code_of_the_language_and_by_its_text():
               "yue": "traditional", "yue-CN": "simplified", "zh-Latn": "keep", "ja": "keep", "ko": "keep"}  # fmt: skip
     assert {lang: Normaliser("auto", {lang: True}).policy(lang) for lang in wanted} == wanted
     assert {Normaliser("auto", {lang: False}).policy(lang) for lang in wanted} == {"keep"}
+    assert {Normaliser("filter", {lang: True}).policy(lang) for lang in wanted} == {"keep"}
     assert Normaliser("simplified", {"zh-TW": True})("「誰」", "zh-TW") == "“谁”"
     assert Normaliser("auto", {"zh-TW": True})("皇后說「好」。这是谁的书?", "zh-TW") == "皇后說「好」。這是誰的書？"
     assert Normaliser("auto", {"zh-TW": True})("皇后說「好」。", "zh-TW") == "皇后說「好」。"

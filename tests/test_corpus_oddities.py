@@ -113,6 +113,7 @@ LINES = [
     ("one number", "It costs 1,200,000 yuan.\t它要1，200，000元。", "它要1,200,000元。"),
     ("one number with zeros", "It costs 10,050 yuan.\t它要１０，０５０元。", "它要10,050元。"),
     ("one number of four groups", "There are 1,234,567,890.\t有1，234，567，890个。", "有1,234,567,890个。"),
+    ("a list with zeros", "Rooms 010, 020, 030.\t房间010，020，030。", "房间010，020，030。"),
     ("years", "In 1989, 1991 and 1993.\t在1989，1991，1993年。", "在1989，1991，1993年。"),
     ("a time", "Come at 10:30.\t请10：30来。", "请10:30来。"),
     ("a time with seconds", "It is 10:30:05.\t现在１０：３０：０５。", "现在10:30:05。"),
@@ -175,6 +176,9 @@ LINES = [
     ("Korean", "I go to school every day.\t나는 매일 학교에 갑니다.", "- kana"),
     ("a quoted word", "In Japan it is called mino.\t在日本它被称作“みの”。", "在日本它被称作“みの”。"),
     ("a brand with one kana", "I drink Xian no Meiri daily.\t我每天喝鲜の每日牛奶。", "我每天喝鲜の每日牛奶。"),
+    ("a brand by itself", "Xian no Meiri\t鲜の每日", "鲜の每日"),
+    ("a word in a long line", "It is a mino, a straw coat for rain.\t它叫みの，是农民在雨天穿在身上的用稻草做的外衣。",
+     "它叫みの，是农民在雨天穿在身上的用稻草做的外衣。"),
     ("a name in hangul", "Kim Jong came here today.\t金钟（김종）今天来这里了。", "金钟（김종）今天来这里了。"),
     ("the dots and dashes of Japan", "John Smith came.\t约翰・史密斯来了ーー", "约翰·史密斯来了ーー"),
     # others seen

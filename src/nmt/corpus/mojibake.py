@@ -4,6 +4,7 @@
 good text is enough. What may also be text that someone meant stays: `NÃO`, `‘Ã’`, `“CAFÉ”`, `Ângela`.
 """
 
+import contextlib
 import re
 
 
@@ -56,14 +57,17 @@ def repair(text: str) -> str:
     """`text` with its mojibake undone, of several layers too; the same when it is repaired again."""
     if text.isascii() or not _SUSPECT.search(text):
         return text
-    while _C1.search(text):  # The whole line, where it can be: the sequences alone leave single characters.
-        try:
-            text = text.encode("latin-1").decode("utf-8")
-        except UnicodeError:
-            break
-    while (found := _MOJIBAKE.sub(_undo, text)) != text:  # Each layer undone halves what is left of it.
+    while (found := _MOJIBAKE.sub(_undo, _whole(text))) != text:  # Each layer undone makes it shorter.
         text = found
     return _QUOTE.sub(lambda mark: _CP1252[ord(mark[0])], text)
+
+
+def _whole(text: str) -> str:
+    """A line that can be undone as a whole; by sequences alone, single characters would be left."""
+    if _C1.search(text):
+        with contextlib.suppress(UnicodeError):
+            return text.encode("latin-1").decode("utf-8")
+    return text
 
 
 def _undo(found: re.Match[str]) -> str:

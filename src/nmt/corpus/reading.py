@@ -28,6 +28,7 @@ from nmt.corpus.layout import (
 )
 from nmt.corpus.script import is_chinese
 from nmt.errors import DataError, counted
+from nmt.languages import parse
 from nmt.text import decode_line
 
 log = logging.getLogger(__name__)
@@ -278,7 +279,8 @@ def _check_script(files: Sequence[Path], layouts: Sequence[Layout], settings: Cl
     one, two = (layout.share_of_han(column) for layout, column in places)
     han = (one >= LEAST_SHARE, two >= LEAST_SHARE)
     chinese = tuple(map(is_chinese, settings.columns))
-    if han == chinese or chinese[0] == chinese[1]:
+    also_han = tuple(one or parse(lang).primary == "ja" for one, lang in zip(chinese, settings.columns, strict=True))
+    if han in (chinese, also_han) or chinese[0] == chinese[1]:
         return han
     first, second = settings.columns
     where, language = " and ".join(map(str, files)), settings.columns[chinese.index(True)]

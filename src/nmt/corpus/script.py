@@ -153,7 +153,7 @@ Script = Literal["simplified", "traditional", "mixed", "neutral"]
 
 def script_of(text: str) -> Script:
     """Simplified or Traditional by the characters that only one of them has; neutral without such a character."""
-    traditional = not text.isascii() and _converter("t2s").convert(text) != text
+    traditional = simplify(text) != text
     simplified = not text.isascii() and _only_simplified().search(text) is not None
     if traditional:
         return "mixed" if simplified else "traditional"
