@@ -52,7 +52,7 @@ def train_model(
             if world.leads:
                 checkpoint.recover(paths.run)
                 open_run(config, paths, fresh=fresh)
-        require_shared(paths.run, world)
+        require_shared(paths.run, world, config.train.timeout)
     except NmtError as error:
         say_why(world, 0, error)
         raise
