@@ -311,6 +311,17 @@ def test_an_error_aborts_a_group_of_nccl_which_would_wait_for_a_dead_process(tmp
         assert ended.code == 0, ended.told
 
 
+def test_a_run_of_other_settings_is_refused_as_in_one_process_with_the_exit_code_and_one_reason(paths, tmp_path):
+    run = at(paths, tmp_path / "run")
+    train_model(settings("optim.max_steps=5"), run, ALONE)
+    before = state(run.run)
+    [(code, errors)] = finish([launched(worker(settings("optim.seed=2"), run), 2)])
+    assert code == 2, errors
+    assert "optim.seed: 1 -> 2" in errors.strip().split("process 0 of 2, step 0: ")[-1]
+    assert "lost contact" not in errors
+    assert state(run.run) == before
+
+
 # ── what goes wrong between them ────────────────────────────────────────────────────────────────────────────────────
 
 

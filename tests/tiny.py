@@ -18,6 +18,7 @@ from nmt.corpus.guard import leaks
 from nmt.corpus.parallel import Workers
 from nmt.dataset import encode_corpus
 from nmt.distributed import World
+from nmt.launch import die_with_parent
 from nmt.provenance import TrainPaths
 from nmt.text import write_lines
 from nmt.tokenizer import train_bpe
@@ -128,6 +129,7 @@ def start(command: list[str], size: int, *, ranks: range | None = None, port: in
             env=os.environ | world | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
             stderr=subprocess.PIPE,
             text=True,
+            preexec_fn=die_with_parent,
         )
         for rank in ranks or range(size)
     ]
@@ -151,4 +153,4 @@ def train_together(config: Config, paths: TrainPaths, size: int, patch: str = ""
 def torchrun(command: list[str], size: int, *options: str, **more) -> subprocess.Popen[str]:
     """Start torchrun with this worker; its stderr is kept."""
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size), *options]
-    return subprocess.Popen([*words, *command], stderr=subprocess.PIPE, text=True, **more)
+    return subprocess.Popen([*words, *command], stderr=subprocess.PIPE, text=True, preexec_fn=die_with_parent, **more)

@@ -80,7 +80,7 @@ def load_initial(trainer: Trainer, run: Path, init_from: Path) -> None:
 # ── what the processes must have in common ──────────────────────────────────────────────────────────────────────────
 
 
-def require_shared(run: Path, world: World) -> None:
+def require_shared(run: Path, world: World, timeout: float) -> None:
     """Raise on all processes unless each sees the run folder that process 0 has just written to."""
     path = run / "provenance.json"
     written = world.gather(path.read_bytes() if world.leads else b"")[0]
@@ -92,7 +92,7 @@ def require_shared(run: Path, world: World) -> None:
         return False
 
     with world.all_or_none():
-        until = time.monotonic() + PATIENCE_WITH_DISK
+        until = time.monotonic() + min(PATIENCE_WITH_DISK, timeout / 2)  # The others do not wait for longer.
         while not seen():
             if time.monotonic() > until:
                 raise CheckpointError(
@@ -105,7 +105,8 @@ def require_shared(run: Path, world: World) -> None:
 def require_equal_settings(config: Config, paths: TrainPaths, world: World) -> None:
     """Raise on all processes unless they were started with the same settings and data."""
     settings = {name: values for name, values in to_dict(config).items() if name not in ("clean", "bpe", "eval")}
-    facts = {"the hash of the settings": settings, "the hash of settings and data": identity(config, paths)}
+    with world.all_or_none():
+        facts = {"the hash of the settings": settings, "the hash of settings and data": identity(config, paths)}
     hashes = {name: hashlib.sha256(json.dumps(value).encode()).hexdigest()[:12] for name, value in facts.items()}
     world.require_equal(hashes, "Start all processes with the same command, and let them see the same data.")
 

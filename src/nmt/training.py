@@ -55,7 +55,7 @@ def train_model(
                 open_run(config, paths, numerics(config, world), fresh=fresh, init_from=init_from)
                 if init_from is not None:
                     warn_of_overlap(paths.run, paths.clean, (config.data.src, config.data.tgt))
-        require_shared(paths.run, world)
+        require_shared(paths.run, world, config.train.timeout)
     except NmtError as error:
         say_why(world, 0, error)
         raise
