@@ -1,0 +1,252 @@
+"""Mutation testing: does a test fail when one expression or statement of a module is made wrong?
+
+    python scripts/mutation.py                        # every module of TESTS, 150 mutants of each at most
+    python scripts/mutation.py loss batching --all    # all mutants of these
+    python scripts/mutation.py search --only 12 90    # these again, by number, after a test was added
+
+Each mutant runs the tests of its module in a fork of a process that has imported torch, against a copy of the package
+that stands first on PYTHONPATH, so that subprocesses see it too. One runs at a time. A mutant that no test fails on is
+printed as a diff: it needs a test, or is equivalent to the original (docs/experiments.md lists those).
+"""
+
+import argparse
+import ast
+import compileall
+import difflib
+import importlib
+import os
+import random
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+TESTS = {
+    "loss": ["test_loss"],
+    "optimizer": ["test_optimizer"],
+    "batching": ["test_batching"],
+    "search": ["test_search"],
+    "dataset": ["test_dataset"],
+    "scoring": ["test_scoring"],
+    "step": ["test_training", "test_going_on"],
+    "training": ["test_training", "test_going_on"],
+    "validation": ["test_training", "test_going_on"],
+}
+"""The test files that must find a fault of each module."""
+
+IMPORTED_ONCE = (
+    "pytest",
+    "hypothesis",
+    "numpy",
+    "torch",
+    "torch._dynamo",
+    "torch.utils.tensorboard",
+    "sentencepiece",
+    "sacrebleu",
+    "opencc",
+    "safetensors",
+)
+MEMORY = 8 * 2**30
+
+COMPARED = {"Lt": ["LtE", "GtE"], "LtE": ["Lt", "Gt"], "Gt": ["GtE", "LtE"], "GtE": ["Gt", "Lt"], "Eq": ["NotEq"],
+            "NotEq": ["Eq"], "Is": ["IsNot"], "IsNot": ["Is"], "In": ["NotIn"], "NotIn": ["In"]}  # fmt: skip
+COMPUTED = {"Add": "Sub", "Sub": "Add", "Mult": "Div", "Div": "Mult", "FloorDiv": "Mult", "Mod": "FloorDiv",
+            "Pow": "Mult", "BitAnd": "BitOr", "BitOr": "BitAnd", "LShift": "RShift",
+            "RShift": "LShift", "BitXor": "BitAnd", "MatMult": "Add"}  # fmt: skip
+OPPOSITE = {"min": "max", "any": "all", "floor": "ceil", "minimum": "maximum", "argmin": "argmax",
+            "bisect_left": "bisect_right"}  # fmt: skip
+OPPOSITE |= {new: old for old, new in OPPOSITE.items()}
+
+
+class Mutant(NamedTuple):
+    """A module with one change, and the change as a diff."""
+
+    line: int
+    source: str
+    diff: str
+
+
+def replacements(node: ast.AST) -> Iterator[ast.AST]:
+    """What may stand in a node's place."""
+    match node:
+        case ast.Compare(left, ops, rights):
+            for i, op in enumerate(ops):
+                for name in COMPARED[type(op).__name__]:
+                    yield ast.Compare(left, [*ops[:i], getattr(ast, name)(), *ops[i + 1 :]], rights)
+        case ast.BinOp(left, op, right):
+            yield ast.BinOp(left, getattr(ast, COMPUTED[type(op).__name__])(), right)
+        case ast.BoolOp(op, values):
+            yield ast.BoolOp(ast.And() if isinstance(op, ast.Or) else ast.Or(), values)
+            for i in range(len(values)):
+                rest = values[:i] + values[i + 1 :]
+                yield ast.BoolOp(op, rest) if len(rest) > 1 else rest[0]
+        case ast.UnaryOp(_, operand):
+            yield operand
+        case ast.IfExp(_, body, orelse):
+            yield from (body, orelse)
+        case ast.Constant(bool() as value):
+            yield ast.Constant(not value)
+        case ast.Constant(int() | float() as value):
+            yield from (ast.Constant(value + 1), ast.Constant(value - 1))
+        case ast.Constant(str() as value):
+            yield ast.Constant(f"{value}?")
+        case ast.Call(function, args, keywords):
+            for i in range(len(keywords)):
+                yield ast.Call(function, args, keywords[:i] + keywords[i + 1 :])
+            if len(args) > 1 and ast.unparse(function).split(".")[-1] not in OPPOSITE:  # min(a, b) is min(b, a)
+                yield ast.Call(function, [args[1], args[0], *args[2:]], keywords)
+        case ast.Name(name) if name in OPPOSITE:
+            yield ast.Name(OPPOSITE[name])
+        case ast.Attribute(value, name) if name in OPPOSITE:
+            yield ast.Attribute(value, OPPOSITE[name])
+        case ast.Slice(lower, upper, step):
+            yield from (ast.Slice(None, upper, step), ast.Slice(lower, None, step))
+        case ast.comprehension(target, iterable, ifs) if ifs:
+            yield ast.comprehension(target, iterable, [], 0)
+        case ast.AugAssign(target, op, value):
+            yield from (ast.Pass(), ast.AugAssign(target, getattr(ast, COMPUTED[type(op).__name__])(), value))
+        case ast.Assign([target], value):
+            # Without its first value a name would not exist, which any test finds.
+            known = {name.id for name in ast.walk(value) if isinstance(name, ast.Name)}
+            if not isinstance(target, ast.Name | ast.Tuple) or getattr(target, "id", None) in known:
+                yield ast.Pass()
+        case ast.Return(value) if value is not None:
+            yield ast.Return(ast.Constant(None))
+        case ast.Continue() | ast.Break():
+            yield from (ast.Pass(), ast.Break())
+        case ast.Expr() | ast.Raise() | ast.Delete():
+            yield ast.Pass()
+
+
+def places(node: ast.AST) -> Iterator[tuple[ast.AST, str, int | None, ast.AST]]:
+    """(parent, field, index, child) of all that is worth a change: no docstring, annotation, message or assertion."""
+    for field, value in ast.iter_fields(node):
+        if field in ("annotation", "returns", "decorator_list"):
+            continue
+        for i, child in enumerate(value if isinstance(value, list) else [value]):
+            if not isinstance(child, ast.AST) or isinstance(child, ast.Assert | ast.JoinedStr | ast.ImportFrom):
+                continue
+            if isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant):
+                continue
+            yield node, field, i if isinstance(value, list) else None, child
+            if not isinstance(child, ast.Raise):
+                yield from places(child)
+
+
+def mutants(source: str) -> list[Mutant]:
+    """Every mutant of a module, in the order of its lines."""
+    tree = ast.parse(source)
+    original, found = ast.unparse(tree), {}
+    for parent, field, i, child in list(places(tree)):
+        asked = field in ("test", "ifs") and not isinstance(child, ast.Compare | ast.UnaryOp)
+        for new in [*replacements(child), *([ast.UnaryOp(ast.Not(), child)] if asked else [])]:
+            kept = getattr(parent, field)
+            setattr(parent, field, new if i is None else [*kept[:i], new, *kept[i + 1 :]])
+            mutated = ast.unparse(ast.fix_missing_locations(tree))
+            setattr(parent, field, kept)
+            diff = difflib.unified_diff(original.split("\n"), mutated.split("\n"), n=0, lineterm="")
+            line = getattr(child, "lineno", getattr(parent, "lineno", 0))
+            found.setdefault(mutated, Mutant(line, mutated, "\n".join(list(diff)[3:])))
+    found.pop(original, None)
+    return sorted(found.values(), key=lambda mutant: mutant.line)
+
+
+class Overlay:
+    """A copy of a project's source, in which one module changes, and the tests of that module."""
+
+    def __init__(self, root: Path, module: Path, tests: Sequence[Path], folder: Path) -> None:
+        """`module` is relative to `root`/src, and `folder` is empty."""
+        self.module, self.tests, self.source = module, tests, folder / "src"
+        for path in root.iterdir():
+            if path.name != "src":
+                (folder / path.name).symlink_to(path)
+        shutil.copytree(root / "src", self.source, ignore=shutil.ignore_patterns("__pycache__"))
+        (self.source / module).rename(folder / "original.py")
+        compileall.compile_dir(self.source, quiet=1)
+
+    def passes(self, source: str, seconds: float) -> bool:
+        """Whether the tests pass within this time where the module has this source."""
+        (self.source / self.module).write_text(source, encoding="utf-8")
+        child = os.fork()
+        if not child:
+            try:
+                os._exit(self._test())
+            finally:
+                os._exit(1)
+        end, ended, status = time.monotonic() + seconds, 0, 1
+        while not ended and time.monotonic() < end:
+            time.sleep(0.02)
+            ended, status = os.waitpid(child, os.WNOHANG)
+        with suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)  # and all that it started
+        if not ended:
+            os.waitpid(child, 0)
+        return bool(ended) and status == 0
+
+    def _test(self) -> int:
+        import hypothesis
+        import pytest
+
+        os.setpgid(0, 0)
+        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+        for stream in range(3):
+            os.dup2(os.open(os.devnull, os.O_RDWR), stream)
+        sys.dont_write_bytecode = True
+        sys.path.insert(0, str(self.source))
+        os.environ |= {"PYTHONPATH": str(self.source), "PYTHONDONTWRITEBYTECODE": "1"}
+        # The same examples for every mutant, and no time spent on simpler ones.
+        phases, checks = (hypothesis.Phase.explicit, hypothesis.Phase.generate), list(hypothesis.HealthCheck)
+        hypothesis.settings.register_profile(
+            "mutation", database=None, deadline=None, derandomize=True, phases=phases, suppress_health_check=checks
+        )
+        options = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=mutation", "-m", "not slow"]
+        code = pytest.main([*options, *map(str, self.tests)])
+        tested = sys.modules[".".join(self.module.with_suffix("").parts)].__file__
+        return int(code) if tested == str(self.source / self.module) else 99
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("modules", nargs="*", help=", ".join(TESTS), metavar="MODULE")
+    parser.add_argument("--sample", type=int, default=150, metavar="N", help="mutants of each module at most (150)")
+    parser.add_argument("--all", action="store_true", help="all mutants")
+    parser.add_argument("--seed", type=int, default=1, help="of the sample (1)")
+    parser.add_argument("--only", type=int, nargs="+", metavar="NUMBER", help="these mutants")
+    given = parser.parse_args(words)
+    os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    for name in IMPORTED_ONCE:
+        importlib.import_module(name)
+    for name in given.modules or TESTS:
+        path, tests = Path("nmt") / f"{name}.py", [ROOT / "tests" / f"{test}.py" for test in TESTS[name]]
+        source = (ROOT / "src" / path).read_text(encoding="utf-8")
+        numbered = list(enumerate(mutants(source), 1))
+        if given.only:
+            numbered = [numbered[number - 1] for number in given.only]
+        elif not given.all and given.sample < len(numbered):
+            numbered = sorted(random.Random(given.seed).sample(numbered, given.sample))
+        with tempfile.TemporaryDirectory() as folder:
+            overlay = Overlay(ROOT, path, tests, Path(folder))
+            begin = time.monotonic()
+            if not overlay.passes(source, 600):
+                print(f"{name}: its tests fail without any change", file=sys.stderr)
+                return 2
+            seconds = 10 + 3 * (time.monotonic() - begin)
+            survived = 0
+            for number, mutant in numbered:
+                if overlay.passes(mutant.source, seconds):
+                    survived += 1
+                    print(f"{name} {number}, line {mutant.line}\n{mutant.diff}", flush=True)
+            killed = len(numbered) - survived
+            print(f"{name}: {killed} of {len(numbered)} killed ({killed / len(numbered):.1%})", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
