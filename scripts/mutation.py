@@ -12,7 +12,6 @@ printed as a diff: it needs a test, or is equivalent to the original (docs/exper
 import argparse
 import ast
 import compileall
-import difflib
 import importlib
 import os
 import random
@@ -24,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from difflib import unified_diff
 from pathlib import Path
 from typing import NamedTuple
 
@@ -68,6 +68,8 @@ OPPOSITE |= {new: old for old, new in OPPOSITE.items()}
 class Mutant(NamedTuple):
     """A module with one change, and the change as a diff."""
 
+    number: int
+    """From 1, in the order of the lines."""
     line: int
     source: str
     diff: str
@@ -143,7 +145,7 @@ def places(node: ast.AST) -> Iterator[tuple[ast.AST, str, int | None, ast.AST]]:
 def mutants(source: str) -> list[Mutant]:
     """Every mutant of a module, in the order of its lines."""
     tree = ast.parse(source)
-    original, found = ast.unparse(tree), {}
+    original, found = ast.unparse(tree), dict[str, int]()
     for parent, field, i, child in list(places(tree)):
         asked = field in ("test", "ifs") and not isinstance(child, ast.Compare | ast.UnaryOp)
         for new in [*replacements(child), *([ast.UnaryOp(ast.Not(), child)] if asked else [])]:
@@ -151,24 +153,25 @@ def mutants(source: str) -> list[Mutant]:
             setattr(parent, field, new if i is None else [*kept[:i], new, *kept[i + 1 :]])
             mutated = ast.unparse(ast.fix_missing_locations(tree))
             setattr(parent, field, kept)
-            diff = difflib.unified_diff(original.split("\n"), mutated.split("\n"), n=0, lineterm="")
-            line = getattr(child, "lineno", getattr(parent, "lineno", 0))
-            found.setdefault(mutated, Mutant(line, mutated, "\n".join(list(diff)[3:])))
+            found.setdefault(mutated, getattr(child, "lineno", getattr(parent, "lineno", 0)))
     found.pop(original, None)
-    return sorted(found.values(), key=lambda mutant: mutant.line)
+    return [
+        Mutant(number, line, mutated, "\n".join(list(unified_diff(original.split("\n"), mutated.split("\n"), n=0))[3:]))
+        for number, (mutated, line) in enumerate(sorted(found.items(), key=lambda one: one[1]), 1)
+    ]
 
 
 class Overlay:
-    """A copy of a project's source, in which one module changes, and the tests of that module."""
+    """A copy of a project's source in which one module changes, and the tests of that module."""
 
     def __init__(self, root: Path, module: Path, tests: Sequence[Path], folder: Path) -> None:
-        """`module` is relative to `root`/src, and `folder` is empty."""
+        """`module` is relative to `root`/src; `folder` is empty, and the copy is made there."""
         self.module, self.tests, self.source = module, tests, folder / "src"
         for path in root.iterdir():
             if path.name != "src":
                 (folder / path.name).symlink_to(path)
         shutil.copytree(root / "src", self.source, ignore=shutil.ignore_patterns("__pycache__"))
-        (self.source / module).rename(folder / "original.py")
+        (self.source / module).unlink()
         compileall.compile_dir(self.source, quiet=1)
 
     def passes(self, source: str, seconds: float) -> bool:
@@ -185,7 +188,7 @@ class Overlay:
             time.sleep(0.02)
             ended, status = os.waitpid(child, os.WNOHANG)
         with suppress(ProcessLookupError):
-            os.killpg(child, signal.SIGKILL)  # and all that it started
+            os.killpg(child, signal.SIGKILL)  # and what it started
         if not ended:
             os.waitpid(child, 0)
         return bool(ended) and status == 0
@@ -198,6 +201,7 @@ class Overlay:
         resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
         for stream in range(3):
             os.dup2(os.open(os.devnull, os.O_RDWR), stream)
+        sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - a test of this script has others
         sys.dont_write_bytecode = True
         sys.path.insert(0, str(self.source))
         os.environ |= {"PYTHONPATH": str(self.source), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -212,41 +216,41 @@ class Overlay:
         return int(code) if tested == str(self.source / self.module) else 99
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("modules", nargs="*", help=", ".join(TESTS), metavar="MODULE")
+def survivors(root: Path, module: Path, tests: Sequence[Path], some: Sequence[Mutant], least: int) -> Iterator[Mutant]:
+    """Those of some mutants that pass the tests; at `least` so many seconds are waited for a test that hangs."""
+    source = (root / "src" / module).read_text(encoding="utf-8")
+    with tempfile.TemporaryDirectory() as folder:
+        overlay, begin = Overlay(root, module, tests, Path(folder)), time.monotonic()
+        if not overlay.passes(source, 600):
+            sys.exit(f"{module}: its tests fail without any change")
+        seconds = least + 3 * (time.monotonic() - begin)
+        yield from (mutant for mutant in some if overlay.passes(mutant.source, seconds))
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("modules", nargs="*", metavar="MODULE", help=f"of {', '.join(TESTS)}; all if none is named")
     parser.add_argument("--sample", type=int, default=150, metavar="N", help="mutants of each module at most (150)")
     parser.add_argument("--all", action="store_true", help="all mutants")
     parser.add_argument("--seed", type=int, default=1, help="of the sample (1)")
-    parser.add_argument("--only", type=int, nargs="+", metavar="NUMBER", help="these mutants")
+    parser.add_argument("--only", type=int, nargs="+", metavar="NUMBER", help="these mutants alone")
     given = parser.parse_args(words)
     os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     for name in IMPORTED_ONCE:
         importlib.import_module(name)
     for name in given.modules or TESTS:
         path, tests = Path("nmt") / f"{name}.py", [ROOT / "tests" / f"{test}.py" for test in TESTS[name]]
-        source = (ROOT / "src" / path).read_text(encoding="utf-8")
-        numbered = list(enumerate(mutants(source), 1))
+        some = mutants((ROOT / "src" / path).read_text(encoding="utf-8"))
         if given.only:
-            numbered = [numbered[number - 1] for number in given.only]
-        elif not given.all and given.sample < len(numbered):
-            numbered = sorted(random.Random(given.seed).sample(numbered, given.sample))
-        with tempfile.TemporaryDirectory() as folder:
-            overlay = Overlay(ROOT, path, tests, Path(folder))
-            begin = time.monotonic()
-            if not overlay.passes(source, 600):
-                print(f"{name}: its tests fail without any change", file=sys.stderr)
-                return 2
-            seconds = 10 + 3 * (time.monotonic() - begin)
-            survived = 0
-            for number, mutant in numbered:
-                if overlay.passes(mutant.source, seconds):
-                    survived += 1
-                    print(f"{name} {number}, line {mutant.line}\n{mutant.diff}", flush=True)
-            killed = len(numbered) - survived
-            print(f"{name}: {killed} of {len(numbered)} killed ({killed / len(numbered):.1%})", flush=True)
-    return 0
+            some = [mutant for mutant in some if mutant.number in given.only]
+        elif not given.all:
+            some = sorted(random.Random(given.seed).sample(some, min(given.sample, len(some))))
+        killed = len(some)
+        for mutant in survivors(ROOT, path, tests, some, 10):
+            killed -= 1
+            print(f"{name} {mutant.number}, line {mutant.line}\n{mutant.diff}", flush=True)
+        print(f"{name}: {killed} of {len(some)} killed ({killed / len(some):.1%})", flush=True)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,0 +1,68 @@
+"""Mutation testing, on a module of two functions with two mutants that no test can find."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).parent.parent / "scripts"
+
+MODULE = '''
+def largest(numbers: list[int]) -> int:
+    """This is no place for a mutant, and neither is the annotation."""
+    found = numbers[0]  # any of them would do
+    for number in numbers:
+        if number > found:
+            found = number
+    return found
+
+
+def halvings(number):
+    count = 0
+    while number:
+        number //= 2
+        count += 1
+    return count
+'''
+
+TESTS = """
+import subprocess, sys
+from toy.parts import halvings, largest
+
+def test_largest():
+    assert [largest(numbers) for numbers in ([1, 3, 2], [4], [-1, -2])] == [3, 4, -1]
+
+def test_halvings_in_another_process():
+    code = "from toy.parts import halvings; print(halvings(4), halvings(1))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=2).stdout == "3 1\\n"
+"""
+
+
+@pytest.fixture(scope="module")
+def mutation():
+    """The module scripts/mutation.py."""
+    sys.path.insert(0, str(SCRIPTS))
+    import mutation
+
+    yield mutation
+    sys.path.remove(str(SCRIPTS))
+
+
+def test_the_mutants_that_tests_cannot_find_are_those_that_change_nothing(mutation, tmp_path):
+    for path, text in {"src/toy/__init__.py": "", "src/toy/parts.py": MODULE, "tests/test_parts.py": TESTS}.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    mutants = mutation.mutants(MODULE)
+    found = mutation.survivors(tmp_path, Path("toy/parts.py"), [tmp_path / "tests/test_parts.py"], mutants, 1)
+    assert [mutant.diff.replace("    ", "") for mutant in found] == [
+        "-found = numbers[0]\n+found = numbers[-1]",
+        "-if number > found:\n+if number >= found:",
+    ]
+    assert (tmp_path / "src/toy/parts.py").read_text() == MODULE
+
+
+def test_each_mutant_is_another_program_and_changes_no_docstring_annotation_or_message(mutation):
+    source = 'def f(a: int = 1) -> "x":\n    """Say."""\n    assert a, "b"\n    raise ValueError("c", a + 1)\n'
+    assert [mutant.diff.split("\n+")[1].strip() for mutant in mutation.mutants(source)] == [
+        *("def f(a: int=2) -> 'x':", "def f(a: int=0) -> 'x':", "pass")
+    ]
