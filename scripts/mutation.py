@@ -63,6 +63,8 @@ COMPUTED = {"Add": "Sub", "Sub": "Add", "Mult": "Div", "Div": "Mult", "FloorDiv"
 OPPOSITE = {"min": "max", "any": "all", "floor": "ceil", "minimum": "maximum", "argmin": "argmax",
             "bisect_left": "bisect_right"}  # fmt: skip
 OPPOSITE |= {new: old for old, new in OPPOSITE.items()}
+GUARDS = ("strict", "encoding")
+"""Arguments that guard against a bug or another machine, as an assertion does, and so without a test."""
 
 
 class Mutant(NamedTuple):
@@ -98,10 +100,11 @@ def replacements(node: ast.AST) -> Iterator[ast.AST]:
         case ast.Constant(int() | float() as value):
             yield from (ast.Constant(value + 1), ast.Constant(value - 1))
         case ast.Constant(str() as value):
-            yield ast.Constant(f"{value}?")
+            yield ast.Constant(f"{value}x")
         case ast.Call(function, args, keywords):
-            for i in range(len(keywords)):
-                yield ast.Call(function, args, keywords[:i] + keywords[i + 1 :])
+            for i, keyword in enumerate(keywords):
+                if keyword.arg not in GUARDS:
+                    yield ast.Call(function, args, keywords[:i] + keywords[i + 1 :])
             if len(args) > 1 and ast.unparse(function).split(".")[-1] not in OPPOSITE:  # min(a, b) is min(b, a)
                 yield ast.Call(function, [args[1], args[0], *args[2:]], keywords)
         case ast.Name(name) if name in OPPOSITE:
@@ -134,6 +137,8 @@ def places(node: ast.AST) -> Iterator[tuple[ast.AST, str, int | None, ast.AST]]:
             continue
         for i, child in enumerate(value if isinstance(value, list) else [value]):
             if not isinstance(child, ast.AST) or isinstance(child, ast.Assert | ast.JoinedStr | ast.ImportFrom):
+                continue
+            if isinstance(child, ast.keyword) and child.arg in GUARDS:
                 continue
             if isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant):
                 continue
