@@ -75,11 +75,12 @@ def test_the_version_is_printed(tmp_path: Path) -> None:
         (["config", "check", "--set", "optim.batch_token=1"], 2, "did you mean optim.batch_tokens?"),
         (["train", "-c", "demmo"], 2, "did you mean demo.yaml?"),
         (["run", "--set", "model.heads=7"], 2, "model.heads"),
-        (["status", "-c", "demo"], 1, "mini"),
+        (["status", "-c", "cmn"], 1, "`nmt fetch cmn` fills it"),
+        (["run", "-c", "cmn", "--set", "data.corpus=news"], 1, "`nmt fetch news --from PATH` fills it"),
         (["info"], 1, "no finished training"),
         (["translate", "--run", "runs/none"], 1, "runs/none"),
         (["average", "runs/none"], 1, "runs/none"),
-        (["run", "-c", "demo", "--upto", "trian"], 1, "mini"),
+        (["run", "-c", "demo", "--upto", "trian"], 2, "there is no stage trian"),
         (["train", "--processes", "-1"], 2, "--processes"),
         (["trian"], 2, "trian"),
         (["train", "--nonsense"], 2, "--nonsense"),
@@ -106,7 +107,7 @@ def test_general_options_go_first_but_not_those_after_two_dashes() -> None:
 
 
 def test_quiet_keeps_data_and_drops_the_log(tmp_path: Path) -> None:
-    loud, quiet = (nmt("plan", *words, "-c", "demo", cwd=tmp_path) for words in ([], ["-q"]))
+    loud, quiet = (nmt("plan", *words, "-c", "cmn", cwd=tmp_path) for words in ([], ["-q"]))
     assert loud.stderr != ""
     assert quiet.stderr == ""
     assert quiet.stdout == loud.stdout != ""

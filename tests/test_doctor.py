@@ -406,12 +406,21 @@ def test_a_failed_proof_is_exit_code_one(
         assert f"ranks      {outcomes[1]:<8}    1.5 s  a figure" in done.stdout
 
 
-def test_without_the_bundled_corpus_it_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_an_empty_folder_it_takes_the_corpus_that_ships_with_nmt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(app, ["doctor"])
+    monkeypatch.setattr(doctor, "examine", lambda *_: {name: Proof("passed", "") for name in PROOFS})
+    done = CliRunner().invoke(app, ["doctor", "--json", "--device", "cpu"])
+    assert done.exit_code == 0, done.exception
+    assert json.loads(done.stdout)["corpus"] == "mini"
+
+
+def test_without_the_corpus_of_a_recipe_it_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["doctor", "-c", "cmn-small"])
     assert isinstance(done.exception, DataError)
-    assert "data/mini is not here" in str(done.exception)
-    assert "nmt doctor -c FILE" in str(done.exception)
+    assert "nmt fetch cmn" in str(done.exception)
     assert list(tmp_path.iterdir()) == []
 
 

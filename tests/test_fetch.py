@@ -411,3 +411,57 @@ def test_a_full_disk_leaves_the_earlier_corpus_and_tells_the_room(tmp_path):
     assert ended.code == 0, ended.told
     assert (raw / "cmn.txt").read_bytes() == CORPUS
     assert sorted(os.listdir(raw)) == ["_licence.txt", "_source.json", "cmn.txt"]
+
+
+# ── the corpus that ships with nmt ──────────────────────────────────────────────────────────────────────────────────
+
+MINI = Path(__file__).parent.parent / "data/mini/raw/mini.txt"
+
+
+def test_the_corpus_that_ships_is_copied_with_its_licence_from_no_network(tmp_path):
+    facts = fetch("mini", None, tmp_path / "raw", hashlib.sha256(MINI.read_bytes()).hexdigest())
+    assert (facts["file"], facts["licence"]) == ("mini.txt", "CC0 1.0")
+    assert (tmp_path / "raw/mini.txt").read_bytes() == MINI.read_bytes()
+    assert (tmp_path / "raw/_licence.txt").read_text(encoding="utf-8").startswith("CC0 1.0\n")
+
+
+def test_another_file_under_the_name_of_the_corpus_that_ships_is_not_under_its_licence(tmp_path):
+    (tmp_path / "x.txt").write_bytes(CORPUS)
+    assert fetch("mini", str(tmp_path / "x.txt"), tmp_path / "raw")["licence"] is None
+    assert sorted(os.listdir(tmp_path / "raw")) == ["_source.json", "mini.txt"]
+
+
+def test_the_corpus_that_ships_is_read_where_it_ships_until_there_is_another(tmp_path):
+    home, settings = tmp_path / "data/mini", CleanConfig()
+    assert find_sources(home, settings) == {"mini": (MINI,)}
+    assert not home.exists()
+    (home / "raw").mkdir(parents=True)
+    (home / "raw/_notes.txt").write_bytes(b"no corpus")
+    assert find_sources(home, settings) == {"mini": (MINI,)}
+    (home / "raw/own.txt").write_bytes(CORPUS)
+    assert find_sources(home, settings) == {"own": (home / "raw/own.txt",)}
+    (home / "raw/own.txt").unlink()
+    (home / "raw/own.en").write_bytes(b"half of a pair\n")
+    with pytest.raises(DataError, match=r"no own\.zh beside it"):
+        find_sources(home, settings)
+
+
+def test_without_the_shipped_files_the_corpus_is_fetched_from_a_path_like_any_other(tmp_path, monkeypatch):
+    monkeypatch.setattr(fetching, "__file__", str(tmp_path / "a/b/c/d.py"))
+    assert fetching.shipped("mini") is None
+    with pytest.raises(DataError, match="--from PATH"):
+        fetch("mini", None, tmp_path / "raw")
+    (tmp_path / "own/raw").mkdir(parents=True)
+    with pytest.raises(DataError, match="no corpus in"):
+        find_sources(tmp_path / "mini", CleanConfig())
+
+
+@pytest.mark.parametrize("name", ["cmn", "Mini", "mini2", ".."])
+def test_no_other_corpus_ships(name):
+    assert fetching.shipped(name) is None
+
+
+@pytest.mark.parametrize(("name", "hint"), [("cmn", "`nmt fetch cmn` fills"), ("news", "`nmt fetch news --from PATH`")])
+def test_what_is_said_where_there_is_no_corpus_is_a_command_that_can_work(tmp_path, name, hint):
+    with pytest.raises(DataError, match=hint):
+        find_sources(tmp_path / name, CleanConfig())

@@ -26,7 +26,7 @@ MAP = {
     "stages": {"pipeline", "runs", "provenance", "corpus", "tokenizer", "dataset", "training", "distributed",
                "translate_files", "translation", "evaluation"},
     "runs": {"pipeline", "provenance", "sizes"},
-    "plan": {"pipeline", "batching", "dataset", "distributed", "step", "sizes"},
+    "plan": {"pipeline", "batching", "dataset", "distributed", "step", "sizes", "tracking"},
     "pipeline": set(),
     # ── the street ──
     "training": {"validation", "watch", "launch", "step", "dataset", "batching", "checkpoint", "tracking",

@@ -4,6 +4,7 @@ import ast
 import contextlib
 import io
 import json
+import logging
 import os
 import re
 import sys
@@ -14,7 +15,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 
-from nmt.tracking import Tracker
+from nmt.tracking import Tracker, duration
 
 SOURCE = Path(__file__).parent.parent / "src/nmt"
 
@@ -26,7 +27,7 @@ def measure(run: Path, first: int, last: int, offset: float = 0.0) -> Tracker:
         tracker.advance()
         tracker.numbers("train", step, {"loss": step + offset})
         if step % 5 == 0:
-            tracker.numbers("dev", step, {"loss": step + offset, "bleu": 2.0 * step})
+            tracker.numbers("dev", step, {"loss": step + offset, "bleu": 2.0 * step, "sentences": 9})
             tracker.translations(step, [("src", "ref", f"hyp {step} {offset}")])
     return tracker
 
@@ -168,3 +169,119 @@ def test_a_full_disk_is_told_at_once_with_the_path(tmp_path, name):
     with pytest.raises(OSError, match="No space left") as caught, tracker:
         tracker.numbers("train", 2, {"loss": 1.0})
     assert name in caught.value.filename
+
+
+# ── the terminal ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+MEASURED = {
+    "loss": 6.74567,
+    "nll": 6.5,
+    "learning_rate": 0.0015,
+    "grad_norm": 1.2,
+    "tokens_per_second": 19676.4,
+    "padding": 0.03,
+    "seconds_data": 0.001,
+    "peak_memory_mib": 467.4,
+    "epoch": 0,
+    "skipped": 0,
+}
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that a test moves by hand."""
+    hand = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: hand[0])
+    return hand
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "line"),
+    [
+        ("train", MEASURED, "train: step 20/100, loss 6.746, lr 0.0015, 19,676 tokens/s, ETA 40 s"),
+        ("train", MEASURED | {"learning_rate": 0.0}, "train: step 20/100, loss 6.746, lr 0, 19,676 tokens/s, ETA 40 s"),
+        ("train", MEASURED | {"skipped": 3},
+         "train: step 20/100, loss 6.746, lr 0.0015, 19,676 tokens/s, 3 skipped, ETA 40 s"),
+        ("train", {"tokens_per_second": 5.0, "skipped": 9}, "train: step 20/100, 5 tokens/s, 9 skipped, ETA 40 s"),
+        ("dev", {"loss": 5.2031, "nll": 4.75, "ppl": 115.6, "bleu": 0.406, "sentences": 50, "seconds": 0.6},
+         "train: step 20/100, dev loss 5.203, dev BLEU 0.41 (50 sentences), ETA 40 s"),
+        ("dev", {"loss": 5.2031, "nll": 4.75, "ppl": 115.6, "seconds": 0.6},
+         "train: step 20/100, dev loss 5.203, ETA 40 s"),
+    ],
+)  # fmt: skip
+def test_the_terminal_gets_a_short_line_and_the_file_every_measurement(tmp_path, caplog, clock, kind, values, line):
+    caplog.set_level(logging.INFO, "nmt")
+    with Tracker(tmp_path, first_step=0, last_step=100, writes=True) as tracker:
+        clock[0] += 10
+        tracker.numbers(kind, 20, values)
+    assert caplog.messages == [line]
+    assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {"kind": kind, "step": 20} | values
+    assert {tag.split("/")[1] for tag in read_back(tmp_path)} == values.keys()
+
+
+def test_what_is_left_is_judged_by_all_that_passed_since_this_process_began(tmp_path, caplog, clock):
+    # 10 of the 60 steps that were missing, in 50 s, a validation included: 50 steps, 250 s are left.
+    caplog.set_level(logging.INFO, "nmt")
+    with Tracker(tmp_path, first_step=40, last_step=100, writes=True) as tracker:
+        clock[0] += 20
+        tracker.numbers("train", 45, {"loss": 1.0})
+        clock[0] += 30
+        tracker.numbers("train", 50, {"loss": 1.0})
+        tracker.numbers("train", 100, {"loss": 1.0})
+    left = [message.partition("ETA ")[2] for message in caplog.messages]
+    assert left == [duration(20 / 5 * 55), duration(50 / 10 * 50), ""]
+
+
+def test_a_training_of_slow_steps_says_where_it_is_long_before_the_first_measurement(tmp_path, caplog, clock):
+    caplog.set_level(logging.INFO, "nmt")
+    with Tracker(tmp_path, first_step=0, last_step=1000, writes=True) as tracker:
+        for _ in range(8):
+            clock[0] += 20
+            tracker.advance()
+    assert [message.split(",")[0] for message in caplog.messages] == [f"train: step {n}/1" for n in (2, 4, 6, 8)]
+
+
+def test_where_a_bar_shows_the_steps_no_lines_do(tmp_path, caplog, clock, monkeypatch):
+    caplog.set_level(logging.INFO, "nmt")
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with Tracker(tmp_path, first_step=0, last_step=10, writes=True) as tracker:
+        for _ in range(4):
+            clock[0] += 1000
+            tracker.advance()
+    assert caplog.messages == []
+
+
+def test_a_process_that_does_not_write_is_silent(tmp_path, caplog, clock):
+    caplog.set_level(logging.INFO, "nmt")
+    with Tracker(tmp_path, first_step=0, last_step=10, writes=False) as tracker:
+        clock[0] += 1000
+        tracker.advance()
+        tracker.numbers("train", 1, MEASURED)
+        tracker.translations(1, [("a", "b", "c")])
+    assert caplog.messages == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_terminal_shows_the_beginning_of_two_translations_and_tensorboard_all(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "nmt")
+    rows = [("src", "参考", "hn" * 100), ("s" * 80, "r" * 81, ""), ("third", "third", "third")]
+    with Tracker(tmp_path, first_step=0, last_step=10, writes=True) as tracker:
+        tracker.translations(5, rows)
+    shown = caplog.messages[0].split("\n")
+    assert shown == [
+        f"  src  =>  {('hn' * 40)[:79]}…  (ref 参考)",
+        f"  {'s' * 80}  =>    (ref {'r' * 79}…)",
+    ]
+    board = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    text = board.Tensors("dev/translations")[0].tensor_proto.string_val[0].decode()
+    assert "hn" * 100 in text
+    assert "third" in text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 s"), (59.6, "60 s"), (100, "2 min"), (3600, "60 min"), (6000, "1.7 h"), (86_400, "24.0 h"),
+     (300_000, "3.5 days"), (1e8, "1,157.4 days")],
+)  # fmt: skip
+def test_durations_are_in_the_unit_that_a_reader_thinks_in(seconds, text):
+    assert duration(seconds) == text

@@ -1,10 +1,12 @@
 """Training: one update however it is cut, going on to the same weights, and what a run folder holds."""
 
 import json
+import logging
 import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +15,13 @@ import torch
 from torch.nn import functional as F
 
 from nmt import checkpoint, machine, training, validation
-from nmt.batching import collate
+from nmt.batching import collate, plan_updates
 from nmt.config import BpeConfig, Config, EncodeConfig, load
 from nmt.dataset import encode_corpus, open_dataset
+from nmt.distributed import World
 from nmt.errors import CheckpointError, ConfigError
 from nmt.provenance import TrainPaths, read_config
+from nmt.sizes import parameters
 from nmt.step import Trainer, TrainingModel, train_step
 from nmt.symbols import PAD
 from nmt.tokenizer import train_bpe
@@ -159,6 +163,47 @@ def test_other_settings_are_refused_with_old_and_new_and_fresh_starts_over(paths
     assert checkpoint.newest(run.run).name == "step-00000024"
 
 
+@pytest.mark.parametrize(
+    ("changes", "world"),
+    [
+        ((), ALONE),
+        (("optim.batch_tokens=40", "optim.max_steps=1000"), ALONE),
+        (("optim.max_steps=1",), World(0, 3, torch.device("cpu"))),
+        (("bpe.joint=false", "optim.max_steps=123456"), ALONE),
+    ],
+)
+def test_the_first_line_of_a_training_says_what_is_trained_where_and_for_how_long(paths, changes, world):
+    config = settings(*changes)
+    data = open_dataset(paths.encode, "train", "en", "zh")
+    trainer = replace(Trainer.build(config, ALONE, (340, 340)), world=world)
+    line = training.header(trainer, data, Path("runs/x"))
+    optim, lengths = config.optim, (data.src.lengths, data.tgt.lengths)
+    updates = len(plan_updates(*lengths, optim.batch_tokens, optim.seed, 0))
+    epochs, rounded = optim.max_steps / updates, 0 if optim.max_steps >= 10 * updates else 1
+    assert f"({epochs:,.{rounded}f} epochs of {updates:,} updates)" in line
+    size = sum(parameters(config.model, 340, None if config.bpe.joint else 340).values())
+    assert line.startswith(
+        f"{size / 1e6:.1f} M parameters, {world.size} process{'es' if world.size > 1 else ''} on cpu, "
+    )
+    assert f"float32, {optim.max_steps:,} updates of {optim.batch_tokens} tokens a side (" in line
+    assert line.endswith(", runs/x")
+
+
+def test_a_training_is_never_silent_from_its_start_to_its_first_measurement(paths, tmp_path, caplog):
+    caplog.set_level(logging.INFO, "nmt")
+    run = at(paths, tmp_path / "run")
+    train_model(settings("optim.max_steps=12", "train.log_every=6"), run, ALONE)
+    told = [message.split(",")[0] for message in caplog.messages if message.startswith("train: ")]
+    assert told[0].endswith(" M parameters")
+    assert told[1:4] == ["train: step 6/12", "train: step 12/12", "train: step 12/12"]
+    assert "final is the " in caplog.text
+    assert told[-1].startswith("train: done in ")
+    caplog.clear()
+    train_model(settings("optim.max_steps=14"), run, ALONE)
+    assert "going on from" in caplog.messages[0] or "going on" in caplog.messages[1]
+    assert any("14 updates of 150" in message for message in caplog.messages)
+
+
 def test_a_run_folder_is_whole_in_itself(paths, tmp_path):
     run = at(paths, tmp_path / "运行 1")
     train_model(settings(), run, ALONE)
@@ -251,6 +296,7 @@ def test_every_process_learns_every_result_even_with_fewer_batches_than_processe
 MANY_SHAPES = """
 import os, sys, torch
 torch.set_num_threads(1)
+from nmt.sizes import parameters
 from nmt.step import Trainer
 from tiny import ALONE, settings
 if sys.argv[1] == "bounded":

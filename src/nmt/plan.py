@@ -10,6 +10,7 @@ from typing import Any
 from nmt.config import Config, ModelConfig, OptimConfig
 from nmt.pipeline import Stage
 from nmt.sizes import parameters, training_flops
+from nmt.tracking import duration
 
 BYTES_A_TOKEN = 3.3
 """UTF-8 bytes of a token with 8,000 pieces, English or Chinese; measured on everyday sentences."""
@@ -158,7 +159,7 @@ def plan_lines(plan: dict[str, Any]) -> list[str]:
         measured = plan["measured"]
         lines.append(
             f"time        {measured['seconds_a_step']:.3g} s a step on {measured['device']}, measured over "
-            f"{measured['steps']} steps: {_time(measured['seconds'])} for the training, validation apart"
+            f"{measured['steps']} steps: {duration(measured['seconds'])} for the training, validation apart"
         )
     if data and data["epochs"] > TOO_MANY_EPOCHS:
         fitting = "cmn, or cmn-small on a CPU" if data["pairs"] < 200_000 else "one with a smaller optim.max_steps"
@@ -172,10 +173,6 @@ def plan_lines(plan: dict[str, Any]) -> list[str]:
 
 def _size(count: float) -> str:
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds / 3600:.1f} h" if seconds >= 5400 else f"{seconds / 60:.0f} min"
 
 
 # ── the data at hand ────────────────────────────────────────────────────────────────────────────────────────────────

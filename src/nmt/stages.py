@@ -4,6 +4,7 @@ raw text -> clean -> bpe -> encode -> train -> translate -> eval
 """
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,8 @@ from nmt.text import write_json
 
 if TYPE_CHECKING:
     from nmt.provenance import TrainPaths
+
+log = logging.getLogger(__name__)
 
 DATA = Path("data")
 
@@ -117,7 +120,10 @@ def _without(values: dict[str, Any], *names: str) -> dict[str, Any]:
 def _clean(config: Config, corpus: Path, out: Path) -> None:
     from nmt.corpus import clean_corpus, find_sources
 
-    clean_corpus(find_sources(corpus, config.clean), config.clean, out)
+    sources = find_sources(corpus, config.clean)
+    files = [str(path) for paths in sources.values() for path in paths]
+    log.info("clean: reading %s", ", ".join(files[:4]) + (f" and {len(files) - 4} more" if len(files) > 4 else ""))
+    clean_corpus(sources, config.clean, out)
 
 
 def _bpe(config: Config, clean: Path, out: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a training tells: one line on the terminal, TensorBoard, and metrics.jsonl."""
+"""What a training reports: short lines on the terminal, every measurement to TensorBoard and metrics.jsonl."""
 
 import contextlib
 import json
@@ -16,6 +16,23 @@ from nmt.errors import writing
 from nmt.text import lines_of, write_lines
 
 log = logging.getLogger(__name__)
+
+QUIET = 30.0
+"""Seconds without a line after which one says how far the training is, where no progress bar does."""
+
+FACTS = {
+    "train": {
+        "loss": "loss {loss:.3f}",
+        "learning_rate": "lr {learning_rate:.3g}",
+        "tokens_per_second": "{tokens_per_second:,.0f} tokens/s",
+        "skipped": "{skipped:,} skipped",
+    },
+    "dev": {"loss": "dev loss {loss:.3f}", "bleu": "dev BLEU {bleu:.2f} ({sentences:,} sentences)"},
+}
+"""What the terminal shows of the measurements, as far as there are any; of skipped steps only if there are some."""
+
+SHOWN, WIDTH = 2, 80
+"""Translations of dev sentences on the terminal, and characters of each text; TensorBoard has the whole."""
 
 
 class Board:
@@ -74,6 +91,8 @@ class Tracker:
         if not writes:
             return
         run.mkdir(parents=True, exist_ok=True)
+        self.first, self.last, self.step = first_step, last_step, first_step
+        self.begun = self.spoke = time.monotonic()
         self.metrics = run / "metrics.jsonl"
         self._cut(self.metrics, first_step)
         self.board = Board(run / "tensorboard", first_step)
@@ -112,6 +131,9 @@ class Tracker:
         """One step is done."""
         if self.writes:
             self.bar.update()
+            self.step += 1
+            if self.bar.disable and time.monotonic() - self.spoke > QUIET:
+                self.say(self._line(self.step))
 
     def numbers(self, kind: str, step: int, values: Mapping[str, float]) -> None:
         """Record measurements of a step; `kind` is train or dev and begins their names on TensorBoard."""
@@ -121,7 +143,8 @@ class Tracker:
         with writing(self.metrics):
             self.file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
             self.file.flush()
-        self.say(f"{kind} step {step:,}: " + ", ".join(f"{name} {_short(value)}" for name, value in values.items()))
+        shown = [name for name in FACTS[kind] if name in values and (values[name] or name != "skipped")]
+        self.say(self._line(step, *(FACTS[kind][name].format(**values) for name in shown)))
 
     def translations(self, step: int, rows: list[tuple[str, str, str]]) -> None:
         """Show how fixed sentences are translated by now, as (src, ref, hyp)."""
@@ -129,11 +152,19 @@ class Tracker:
             return
         text = "\n\n".join(f"    src {src}\n    ref {ref}\n    hyp {hyp}" for src, ref, hyp in rows)
         self.board.text(step, "dev/translations", text)
-        self.say("\n".join(f"  {src}  =>  {hyp}  (ref {ref})" for src, ref, hyp in rows))
+        cut = [[text if len(text) <= WIDTH else text[: WIDTH - 1] + "…" for text in row] for row in rows[:SHOWN]]
+        self.say("\n".join(f"  {src}  =>  {hyp}  (ref {ref})" for src, ref, hyp in cut))
+
+    def _line(self, step: int, *facts: str) -> str:
+        """How far the training is, and how long the rest takes if it goes on as since this process began."""
+        each = (time.monotonic() - self.begun) / max(1, step - self.first)
+        left = [f"ETA {duration(each * (self.last - step))}"] if step < self.last else []
+        return ", ".join([f"train: step {step:,}/{self.last:,}", *facts, *left])
 
     def say(self, text: str) -> None:
         """A line of the log, above the progress bar."""
         if self.writes:
+            self.spoke = time.monotonic()
             with tqdm.external_write_mode():
                 log.info(text)
 
@@ -146,7 +177,9 @@ def _step_of(line: str) -> float:
         return float("inf")
 
 
-def _short(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-    return str(value)
+def duration(seconds: float) -> str:
+    """So many seconds, in the unit that a reader thinks in."""
+    for unit, size, most in (("s", 1, 100), ("min", 60, 100 * 60), ("h", 3600, 72 * 3600)):
+        if seconds < most:
+            return f"{seconds / size:.{1 if size == 3600 else 0}f} {unit}"
+    return f"{seconds / 86_400:,.1f} days"

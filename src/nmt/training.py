@@ -25,7 +25,7 @@ from nmt.sizes import peak_flops
 from nmt.step import StepStats, Trainer, mix, rehearse, train_step
 from nmt.text import read_lines, read_object, write_json
 from nmt.tokenizer import Tokenizer, load_tokenizers
-from nmt.tracking import Tracker
+from nmt.tracking import Tracker, duration
 from nmt.validation import DevSet, Progress, choose_final, validate
 from nmt.watch import Heartbeat, Skips, Stop, preempted
 
@@ -47,13 +47,17 @@ def train_model(
         checkpoint.recover(paths.run)
         open_run(config, paths, fresh=fresh)
     world.barrier()
+    begun = time.monotonic()
     with Heartbeat(paths.run / "heartbeat", world, config.train.silence) as heartbeat:
         try:
             tokenizers = load_tokenizers(paths.bpe, config.data.src, config.data.tgt)
             trainer = Trainer.build(config, world, (len(tokenizers[0]), len(tokenizers[1])), heartbeat)
             progress = resume(trainer, paths.run, init_from)
             if not is_over(config, progress):
-                trainer, progress = make_room(trainer, paths, progress)
+                data = open_dataset(paths.encode, "train", config.data.src, config.data.tgt)
+                if world.leads:
+                    log.info("train: %s", header(trainer, data, paths.run))
+                trainer, progress = make_room(trainer, data, progress)
             dev = DevSet(
                 open_dataset(paths.encode, "dev", config.data.src, config.data.tgt),
                 read_lines(paths.clean / f"dev.{config.data.src}"),
@@ -68,6 +72,8 @@ def train_model(
                 progress = loop(trainer, paths, dev, progress, tracker)
                 choose_final(trainer, paths.run, dev, progress, tracker)
             tell(trainer, paths.run, "finished", progress)
+            if world.leads:
+                log.info("train: done in %s (%s)", duration(time.monotonic() - begun), paths.run)
         except BaseException as error:
             reason = give_up(paths.run, world, heartbeat.place["step"], error)
             if reason is error:
@@ -75,12 +81,26 @@ def train_model(
             raise reason from error
 
 
-def make_room(trainer: Trainer, paths: TrainPaths, progress: Progress) -> tuple[Trainer, Progress]:
+def header(trainer: Trainer, data: ParallelDataset, run: Path) -> str:
+    """What is trained, on what and for how long, in one line; an epoch has as many updates as the first has."""
+    optim, world = trainer.config.optim, trainer.world
+    updates = len(plan_updates(data.src.lengths, data.tgt.lengths, optim.batch_tokens, optim.seed, 0))
+    size = sum(parameter.numel() for parameter in trainer.model.parameters())
+    gpu = f" ({torch.cuda.get_device_name(world.device)})" if world.device.type == "cuda" else ""
+    return (
+        f"{size / 1e6:.1f} M parameters, {world.size} process{'es' if world.size > 1 else ''} on "
+        f"{world.device.type}{gpu}, {optim.precision}, {optim.max_steps:,} updates of {optim.batch_tokens:,} tokens a "
+        f"side ({optim.max_steps / updates:,.{0 if optim.max_steps >= 10 * updates else 1}f} epochs of {updates:,} "
+        f"updates), {run}"
+    )
+
+
+def make_room(trainer: Trainer, data: ParallelDataset, progress: Progress) -> tuple[Trainer, Progress]:
     """Rehearse the largest micro-batch; what `device_tokens: auto` has found once stays, for updates are cut by it."""
-    data, finds = trainer.config.data, trainer.config.train.device_tokens == "auto"
+    finds = trainer.config.train.device_tokens == "auto"
     if finds and progress.device_tokens:
         trainer = replace(trainer, device_tokens=progress.device_tokens)
-    trainer = rehearse(trainer, open_dataset(paths.encode, "train", data.src, data.tgt))
+    trainer = rehearse(trainer, data)
     return trainer, replace(progress, device_tokens=trainer.device_tokens if finds else 0)
 
 

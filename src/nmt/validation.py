@@ -91,14 +91,15 @@ def validate(trainer: Trainer, dev: DevSet, progress: Progress, tracker: Tracker
     started, sentences = time.perf_counter(), trainer.config.train.validate_sentences
     loss, nll = dev_loss(trainer, dev.data)
     values = {"loss": loss, "nll": nll, "ppl": math.exp(min(nll, 20))}
-    score = -loss
+    score, hyps = -loss, list[str]()
     if sentences:
         values["bleu"], hyps = translate_dev(trainer, dev, sentences)
-        rows = list(zip(dev.src, dev.tgt, hyps, strict=False))[:SHOWN]
-        tracker.translations(progress.step, rows)
+        values["sentences"] = len(hyps)
         if trainer.config.optim.stop_on == "bleu":
             score = values["bleu"]
     tracker.numbers("dev", progress.step, values | {"seconds": time.perf_counter() - started})
+    if hyps:
+        tracker.translations(progress.step, list(zip(dev.src, dev.tgt, hyps, strict=False))[:SHOWN])
     if progress.best_score is None or score > progress.best_score:
         return replace(progress, best_score=score, best_step=progress.step, worse=0)
     return replace(progress, worse=progress.worse + 1)
@@ -111,11 +112,12 @@ def choose_final(trainer: Trainer, run: Path, dev: DevSet, progress: Progress, t
     if checkpoint.fault(run / "best") is None:
         candidates[f"best (step {progress.best_step:,})"] = [run / "best"]
     scores: dict[str, float] = {}
+    by_bleu = trainer.config.optim.stop_on == "bleu" and bool(trainer.config.train.validate_sentences)
     chosen: dict[str, Tensor] = {}
     for name, members in candidates.items():
         weights = checkpoint.average_folders(members)
         trainer.model.load_state_dict(weights)
-        if trainer.config.optim.stop_on == "bleu" and trainer.config.train.validate_sentences:
+        if by_bleu:
             score, _ = translate_dev(trainer, dev, len(dev.src))
         else:
             score = -dev_loss(trainer, dev.data)[0]
@@ -124,9 +126,9 @@ def choose_final(trainer: Trainer, run: Path, dev: DevSet, progress: Progress, t
         scores[name] = score
     if not chosen:
         raise NmtError(f"no checkpoint in {run} is whole; nothing can be made final.")
-    table = ", ".join(f"{name}: {score:.2f}" for name, score in scores.items())
-    tracker.say(f"train: on the whole dev set, {table}")
+    best, what = max(scores, key=scores.__getitem__), "BLEU" if by_bleu else "minus the loss"
+    table = ", ".join(f"{name} has {score:.2f}" for name, score in scores.items())
+    tracker.say(f"train: {what} on the whole dev set: {table}; final is the {best}")
     if trainer.world.leads:
-        best = max(scores, key=scores.__getitem__)
         checkpoint.save(run / "final", chosen, {"made_of": best, "dev_scores": scores, "step": progress.step})
     trainer.world.barrier()

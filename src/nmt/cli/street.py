@@ -23,7 +23,7 @@ Stages = Sequence[pipeline.Stage]
 
 def fetch(
     corpus: Annotated[
-        str, typer.Argument(metavar="CORPUS", help="cmn, or the name that a corpus of yours shall have.")
+        str, typer.Argument(metavar="CORPUS", help="cmn, mini (it ships with nmt), or a name for a corpus of yours.")
     ],
     origin: Annotated[
         str | None,

@@ -87,11 +87,6 @@ def doctor(
     facts = machine.describe(choose_device(device))
     if not as_json:
         tell(facts, machine.lines(facts), as_json)  # At once: the proofs take their time.
-    if config is None and not (stages.DATA / loaded.data.corpus).is_dir():
-        raise DataError(
-            f"doctor: {stages.DATA / loaded.data.corpus} is not here. Go to the folder of nmt's source, which has it, "
-            "or name a recipe whose corpus is here: nmt doctor -c FILE."
-        )
     words = ["-c", recipe, *options(changes or ())]
     walked = pipeline.run(partial(stages.street, loaded), "encode")
     found = proofs.examine(loaded, words, walked, device)

@@ -1,4 +1,4 @@
-"""Bring a raw corpus to `data/NAME/raw`, from the network or from a file, trusting neither.
+"""Bring a raw corpus to `data/NAME/raw`, from the network, from a file, or from this package, and check it.
 
 What arrives goes to a `.part` file under a size cap; of an archive only the expected members are taken; nothing takes
 its place before all of it has been checked.
@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, NamedTuple
 
 from nmt.errors import DataError, told
 from nmt.text import write_lines
@@ -38,10 +38,18 @@ TIMEOUT = 30.0
 BLOCK = 1 << 20
 
 
+def shipped(name: str) -> Path | None:
+    """The folder with the raw files of a corpus that is part of this package (or of its clone); None for any other."""
+    package = Path(__file__).parents[1]
+    places = [root / "data" / name / "raw" for root in (package, package.parents[1])]
+    return next((place for place in places if name in SHIPPED and place.is_dir()), None)
+
+
 class Origin(NamedTuple):
     """Where a corpus comes from when nobody says otherwise, and what its licence asks to be kept with it."""
 
-    url: str
+    url: str | None
+    """None where it ships with nmt."""
     licence: str
     notice: str
 
@@ -54,23 +62,31 @@ ORIGINS = {
         "Licence: Creative Commons Attribution 2.0 France, https://creativecommons.org/licenses/by/2.0/fr/.\n"
         "The third column of each row names the authors of its two sentences; whoever passes the text on passes that "
         "on too.",
-    )
+    ),
+    "mini": Origin(
+        None,
+        "CC0 1.0",
+        "Written for nmt and in the public domain: https://creativecommons.org/publicdomain/zero/1.0/.",
+    ),
 }
+SHIPPED = [name for name, origin in ORIGINS.items() if origin.url is None]
 
 
 def fetch(name: str, origin: str | None, folder: Path, sha256: str | None = None) -> dict[str, Any]:
-    """Fill `folder` with corpus `name` from `origin` (path or URL of a text file or zip; None: where it is published).
+    """Fill `folder` with corpus `name` from `origin` (path or URL of a text file or zip; None: its usual place).
 
     Writes NAME.txt or NAME.tsv, the notices, and last `_source.json`, which is also what comes back. With `sha256`,
     what is fetched must have that hash.
     """
-    known = ORIGINS.get(name)
-    if origin is None and known is None:
+    known, inside = ORIGINS.get(name), shipped(name)
+    if origin is not None and name in SHIPPED:
+        known = None  # Another file under that name is not under our licence.
+    origin = origin or (str(inside / f"{name}.txt") if inside else known and known.url)
+    if origin is None:
         raise DataError(
             f"no source is known for corpus {name}; give one with --from PATH or URL "
             f"(without it: {', '.join(ORIGINS)})."
         )
-    origin = origin or cast(Origin, known).url
     folder.mkdir(parents=True, exist_ok=True)
     work = folder / ".fetch.part"
     shutil.rmtree(work, ignore_errors=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nmt.config import CleanConfig
+from nmt.corpus.fetching import ORIGINS, shipped
 from nmt.corpus.script import has_han
 from nmt.errors import DataError
 from nmt.text import decode_line
@@ -31,7 +32,8 @@ def find_sources(corpus_dir: Path, settings: CleanConfig) -> dict[str, tuple[Pat
     """The files of each source, by name: those that the settings name, or all in `corpus_dir/raw`.
 
     There NAME.tsv and NAME.txt are tab-separated; NAME.en and NAME.zh (after clean.columns) belong together line by
-    line. Files of the dev and test set, licences, notices and hidden files are no sources.
+    line. Files of the dev and test set, licences, notices and hidden files are no sources. Where `corpus_dir/raw` has
+    no source, a corpus that ships with nmt is read from the package.
     """
     if settings.sources:
         named = {name: tuple(map(Path, given)) for name, given in settings.sources.items()}
@@ -62,10 +64,11 @@ def find_sources(corpus_dir: Path, settings: CleanConfig) -> dict[str, tuple[Pat
         if found.setdefault(path.stem, files) != files:
             raise DataError(f"{path} and {found[path.stem][0]} have the same name; rename one of them.")
     if not found:
-        raise DataError(
-            f"no corpus in {raw}; `nmt fetch {corpus_dir.name}` fills it (--from PATH where there is no network), or "
-            "name your files in clean.sources."
-        )
+        if (ours := shipped(corpus_dir.name)) and ours.resolve() != raw.resolve():
+            return find_sources(ours.parent, settings)
+        known = corpus_dir.name in ORIGINS
+        how = "` fills it (--from PATH where there is no network)" if known else " --from PATH` fills it"
+        raise DataError(f"no corpus in {raw}; `nmt fetch {corpus_dir.name}{how}, or name your files in clean.sources.")
     return found
 
 
