@@ -37,6 +37,9 @@ def sets(changes: str) -> list[str]:
 IMPOSSIBLE = [
     # what is wrong, what is said of it, and a value out of the answer that works
     ("data.tgt=en", "give two languages", "data.tgt=zh"),
+    ("data.tgt=cn", "data.tgt: 'cn' is not a language code; did you mean zh?", "data.tgt=zh"),
+    ("data.src=English", "data.src: 'English' is not a language code; did you mean en?", "data.src=en"),
+    ("clean.columns=[en, chs]", "clean.columns: 'chs' is not a language code; did you mean zh-Hans?", "data.tgt=zh"),
     ("data.src=../x", "give a language code, e.g. en", "data.src=en"),
     ("data.corpus=a/b", "letters, digits, '.', '_' or '-'", "data.corpus=a_b"),
     ("clean.columns=[en, en]", "e.g. [en, zh]", "clean.columns=[en, zh]"),

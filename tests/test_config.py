@@ -144,8 +144,9 @@ def test_numbers_are_read_as_people_write_them(write: Write) -> None:
 
 
 def test_words_and_times_stay_text_where_yaml_would_change_them(write: Write) -> None:
-    found = load(write("data: {src: no, tgt: on, corpus: 2024-01-01}\nclean: {columns: [no, on]}"))
-    assert (found.data.src, found.data.tgt, found.data.corpus) == ("no", "on", "2024-01-01")
+    found = load(write("data: {src: no, corpus: 2024-01-01}\nclean: {columns: [no, zh], sources: {on: off}}"))
+    assert (found.data.src, found.data.corpus) == ("no", "2024-01-01")
+    assert found.clean.sources == {"on": ("off",)}
     with pytest.raises(ConfigError, match="'12:30'"):
         load(write("optim: {warmup_steps: 12:30}"))
 

@@ -216,16 +216,16 @@ def test_sources_with_their_chinese_in_different_columns_are_refused(tmp_path):
         "b": (write_tsv(tmp_path / "b.tsv", [(zh, en) for en, zh in sentences(300)]),),
     }
     with pytest.raises(DataError, match="different columns"):
-        clean_corpus(sources, dataclasses.replace(SMALL, columns=("xx", "yy")), tmp_path)
+        clean_corpus(sources, dataclasses.replace(SMALL, columns=("qaa", "qab")), tmp_path)
 
 
 def test_the_script_of_the_text_decides_and_not_the_name_of_the_language(tmp_path):
     out = tmp_path / "out"
     out.mkdir()
-    settings = dataclasses.replace(SMALL, columns=("xx", "yy"))
+    settings = dataclasses.replace(SMALL, columns=("qaa", "qab"))
     report = clean_corpus({"a": (write_tsv(tmp_path / "a.tsv", sentences(400)),)}, settings, out)
-    assert report["han"] == {"xx": False, "yy": True}
-    assert "湯" not in (out / "train.yy").read_text(encoding="utf-8")
+    assert report["han"] == {"qaa": False, "qab": True}
+    assert "湯" not in (out / "train.qab").read_text(encoding="utf-8")
 
 
 def test_a_corpus_without_a_han_side_is_cleaned_too(tmp_path):

@@ -13,7 +13,7 @@ from nmt import config
 
 SOURCE = Path(__file__).parent.parent / "src" / "nmt"
 
-GROUND = {"config", "text", "errors", "symbols"}
+GROUND = {"config", "languages", "text", "errors", "symbols"}
 MAP = {
     "__init__": {"translation"},
     "__main__": {"cli"},
@@ -60,6 +60,7 @@ MAP = {
     "launch": set(),
     # ── ground ──
     "config": set(),
+    "languages": set(),
     "text": set(),
     "errors": set(),
     "symbols": set(),

@@ -21,6 +21,7 @@ from typing import Any, Literal
 import yaml
 
 from nmt.errors import MOST_TOLD, ConfigError
+from nmt.languages import parse
 
 LARGEST_FILE = 1_000_000
 """Bytes; a settings file is a page, not a data set."""
@@ -39,13 +40,15 @@ def _check(*rules: tuple[bool, str]) -> None:
         raise ConfigError(*problems)
 
 
-def _language_rules(name: str, languages: Sequence[str]) -> list[tuple[bool, str]]:
-    """A language is the ending of files, so it can't be just any text."""
-    code = re.compile(r"[A-Za-z]{2,8}(?:[-_][A-Za-z0-9]{1,8})*")
-    return [
-        (code.fullmatch(language) is not None, f"{name} has {language!r}; give a language code, e.g. en, zh or pt-BR.")
-        for language in languages
-    ]
+def _language_rules(name: str, codes: Sequence[str]) -> list[tuple[bool, str]]:
+    """A language chooses rules and tokenisers and is the ending of files, so it can't be just any text."""
+    refusals = []
+    for code in codes:
+        try:
+            parse(code)
+        except ConfigError as error:
+            refusals.append((False, f"{name}: {error}"))
+    return refusals
 
 
 @dataclass(frozen=True, kw_only=True)
