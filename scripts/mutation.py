@@ -63,8 +63,8 @@ COMPUTED = {"Add": "Sub", "Sub": "Add", "Mult": "Div", "Div": "Mult", "FloorDiv"
 OPPOSITE = {"min": "max", "any": "all", "floor": "ceil", "minimum": "maximum", "argmin": "argmax",
             "bisect_left": "bisect_right"}  # fmt: skip
 OPPOSITE |= {new: old for old, new in OPPOSITE.items()}
-GUARDS = ("strict", "encoding")
-"""Arguments that guard against a bug or another machine, as an assertion does, and so without a test."""
+GUARDS = ("strict", "encoding", "device", "non_blocking")
+"""Arguments that guard against a bug, as an assertion does, or that matter on another machine or a GPU alone."""
 
 
 class Mutant(NamedTuple):
@@ -139,6 +139,8 @@ def places(node: ast.AST) -> Iterator[tuple[ast.AST, str, int | None, ast.AST]]:
             if not isinstance(child, ast.AST) or isinstance(child, ast.Assert | ast.JoinedStr | ast.ImportFrom):
                 continue
             if isinstance(child, ast.keyword) and child.arg in GUARDS:
+                continue
+            if isinstance(child, ast.Subscript) and ast.unparse(child.value) == "Literal":
                 continue
             if isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant):
                 continue

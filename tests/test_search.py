@@ -162,6 +162,31 @@ def test_with_patience_a_sentence_is_done_when_so_many_translations_have_finishe
         assert hyp.score == pytest.approx(best[0][0], abs=1e-9)
 
 
+class Written:
+    """The probabilities of the next token after each prefix as they are written down; words that are not get none."""
+
+    def __init__(self, table, beam):
+        self.table, self.prefix = table, [()] * beam
+
+    def step(self, last_R):
+        self.prefix = [(*prefix, token) for prefix, token in zip(self.prefix, last_R.tolist(), strict=True)]
+        rows = [self.table.get(prefix[1:], {EOS: 1.0}) for prefix in self.prefix]
+        return torch.tensor([[row.get(v, 1e-30) for v in range(V)] for row in rows], dtype=torch.float64).log()
+
+    def select(self, rows_R):
+        self.prefix = [self.prefix[row] for row in rows_R.tolist()]
+
+
+def test_a_translation_of_the_full_length_may_still_win_at_the_last_step():
+    # (4) has the score -1 / (7/6) = -0.857 when it ends; (4 5) is less likely, but ends with -1.05 / (8/6) = -0.787.
+    table = {(): {4: 1.0}, (4,): {EOS: math.exp(-1), 5: math.exp(-1.05), 6: 1 - math.exp(-1) - math.exp(-1.05)}}
+    (hyp,) = beam_search(Written(table, 2), [2], beam=2, alpha=1.0)[0]
+    assert hyp.tokens == (4, 5)
+    assert hyp.score == pytest.approx(-1.05 / (8 / 6))
+    (hyp,) = beam_search(Written(table, 2), [1], beam=2, alpha=1.0)[0]
+    assert hyp.tokens == (4,)
+
+
 def test_the_search_stops_long_before_a_limit_that_is_far_away():
     decoder = TableDecoder([1, 2, 3], 4, eos_bias=2.0)
     beam_search(decoder, [400] * 3, beam=4, alpha=0.6)
@@ -333,6 +358,13 @@ def test_samples_follow_the_distribution_of_temperature_and_cuts():
     squares = [p * p / 0.345 for p in (0.5, 0.25, 0.15, 0.1)]
     assert shares(temperature=0.5) == pytest.approx(squares, abs=1e-3)
     assert shares(top_k=1) == [1, 0, 0, 0]
+
+
+def test_top_p_takes_the_fewest_tokens_that_reach_it():
+    chance = torch.arange(0, 1, 0.01, dtype=torch.float64)
+    for top_p, taken in ((0.25, {0}), (0.26, {0, 1}), (0.5, {0, 1}), (0.51, {0, 1, 2}), (1.0, {0, 1, 2, 3})):
+        drawn = draw(torch.zeros(len(chance), 4, dtype=torch.float64), chance, 1.0, 0, top_p)  # four quarters
+        assert set(drawn.tolist()) == taken
 
 
 def test_a_forbidden_token_is_never_drawn_even_at_the_edges_of_chance():
