@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nmt.errors import NmtError
 from nmt.search import BLOCK, _closed_up, _largest, beam_search, draw, greedy_search, penalty, sample
-from nmt.symbols import BOS, EOS
+from nmt.symbols import BOS, EOS, UNK
 
 V = 7
 """pad, unk, bos, eos and three words: 4, 5, 6."""
@@ -310,6 +310,17 @@ def test_a_prefix_is_kept_and_the_rest_is_the_best_after_it(seed, prefix):
         sample(TableDecoder([seed], 1), [2], generators=[torch.Generator()], prefixes=[prefix])[0],
     ):
         assert hyp.tokens[: len(prefix)] == tuple(prefix), "even where it is longer than the limit"
+
+
+def test_a_prefix_may_hold_a_token_that_no_search_would_choose():
+    table = TableDecoder([7], 1)
+    for hyp in (
+        search([7], [3], beam=3, alpha=0.0, prefixes=[(5, UNK)])[0][0],
+        greedy_search(TableDecoder([7], 1), [3], [(5, UNK)])[0],
+    ):
+        assert hyp.tokens[:2] == (5, UNK)
+        tokens = (*hyp.tokens, EOS) if hyp.finished else hyp.tokens
+        assert hyp.logp == pytest.approx(table.logp(7, tokens), abs=1e-6)
 
 
 @given(beam=st.integers(1, 4), seeds=st.lists(st.integers(0, 10**6), max_size=4), limit=st.integers(0, 5))
