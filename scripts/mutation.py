@@ -12,6 +12,7 @@ printed as a diff: it needs a test, or is equivalent to the original (docs/exper
 import argparse
 import ast
 import compileall
+import gc
 import importlib
 import os
 import random
@@ -173,7 +174,10 @@ class Overlay:
 
     def passes(self, source: str, seconds: float) -> bool:
         """Whether the tests pass within this time where the module has this source."""
-        (self.source / self.module).write_text(source, encoding="utf-8")
+        path = self.source / self.module
+        path.write_text(source, encoding="utf-8")
+        for compiled in path.parent.glob(f"__pycache__/{path.stem}.*"):
+            compiled.unlink()  # of the mutant before this one, which may have the same size and second
         child = os.fork()
         if not child:
             try:
@@ -199,16 +203,17 @@ class Overlay:
         for stream in range(3):
             os.dup2(os.open(os.devnull, os.O_RDWR), stream)
         sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - a test of this script has others
-        sys.dont_write_bytecode = True
         sys.path.insert(0, str(self.source))
-        os.environ |= {"PYTHONPATH": str(self.source), "PYTHONDONTWRITEBYTECODE": "1"}
+        os.environ |= {"PYTHONPATH": str(self.source), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
         # The same examples for every mutant, and no time spent on simpler ones.
         phases, checks = (hypothesis.Phase.explicit, hypothesis.Phase.generate), list(hypothesis.HealthCheck)
         hypothesis.settings.register_profile(
             "mutation", database=None, deadline=None, derandomize=True, phases=phases, suppress_health_check=checks
         )
-        options = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=mutation", "-m", "not slow"]
-        code = pytest.main([*options, *map(str, self.tests)])
+        # unraisableexception collects all garbage at each end, which is most of the time of a small test file.
+        options = "-x -q --tb=no -p no:cacheprovider -p no:unraisableexception -p _hypothesis_pytestplugin"
+        options += " --hypothesis-profile=mutation"
+        code = pytest.main([*options.split(), "-m", "not slow", *map(str, self.tests)])
         tested = sys.modules[".".join(self.module.with_suffix("").parts)].__file__
         return int(code) if tested == str(self.source / self.module) else 99
 
@@ -235,6 +240,7 @@ def main(words: Sequence[str] | None = None) -> None:
     os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     for name in IMPORTED_ONCE.split():
         importlib.import_module(name)
+    gc.freeze()
     for name in given.modules or TESTS:
         path, tests = Path("nmt") / f"{name}.py", [ROOT / "tests" / f"{test}.py" for test in TESTS[name]]
         some = mutants((ROOT / "src" / path).read_text(encoding="utf-8"))

@@ -12,7 +12,8 @@ from nmt.optimizer import build_optimizer, learning_rate, set_learning_rate
 
 @pytest.mark.parametrize(("d_model", "peak"), [(512, 6.99e-4), (1024, 4.94e-4)])
 def test_noam_peaks_at_the_end_of_warmup_as_in_the_paper(d_model, peak):
-    rates = [learning_rate(step, OptimConfig(), d_model) for step in range(1, 20_001)]
+    optim = OptimConfig()
+    rates = [learning_rate(step, optim, d_model) for step in range(1, 20_001)]
     assert max(rates) == rates[3999] == pytest.approx(peak, rel=1e-3)
     assert rates[0] == pytest.approx(peak / 4000, rel=1e-3)
     assert rates[15_999] == pytest.approx(peak / 2, rel=1e-3)

@@ -288,6 +288,16 @@ def test_the_largest_values_are_those_of_a_stable_sort(seed, width, count, kinds
     assert torch.equal(found[1], expected.indices[:, :count])
 
 
+@pytest.mark.parametrize("width", [4 * BLOCK, 10 * BLOCK])
+def test_a_hypothesis_after_which_the_model_gives_no_numbers_is_not_gone_on_with(width):
+    logp = torch.randn(2, 3, width, generator=torch.Generator().manual_seed(width)) - 9  # of three hypotheses each
+    logp[0, 1], logp[1, 2] = math.nan, math.nan
+    expected = logp.view(2, -1).nan_to_num(nan=-math.inf).sort(dim=1, descending=True, stable=True)
+    found = _largest(logp.view(2, -1), 6)
+    assert torch.equal(found[0], expected.values[:, :6])
+    assert torch.equal(found[1], expected.indices[:, :6])
+
+
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 10**6), beam=st.integers(1, 5), bias=st.floats(-2, 2))
 def test_n_best_lists_are_in_order_and_without_doubles(seed, beam, bias):
