@@ -15,6 +15,7 @@ from unittest import mock
 import pytest
 
 from little import KNOWN, Ended, nmt, nmt_process, write_run
+from nmt.provenance import FORMAT
 from nmt.text import read_lines
 
 RUN, FLED = "Run!", "快跑！"
@@ -271,7 +272,9 @@ def test_a_tokenizer_of_another_training_is_refused_with_both_hashes_though_its_
     copy = shutil.copytree(run, tmp_path / "copy")
     model = copy / "tokenizer" / "joint.model"
     first = hashlib.sha256(model.read_bytes()).hexdigest()
-    (copy / "identity.json").write_text(json.dumps({"content": {"tokenizer": {"joint.model": first}}}))
+    (copy / "identity.json").write_text(
+        json.dumps({"format": FORMAT, "settings": {}, "reads": {"bpe/joint.model": first}})
+    )
     assert translate(copy, b"Run!\n").lines == [FLED]
     # The same pieces, two of them in each other's place.
     model.write_bytes(model.read_bytes().replace("我".encode(), b"???").replace("你".encode(), "我".encode()))
@@ -280,7 +283,7 @@ def test_a_tokenizer_of_another_training_is_refused_with_both_hashes_though_its_
     assert (ended.code, ended.out) == (1, b"")
     assert first in ended.told
     assert second in ended.told
-    for broken in ("", "[]", "{}", '{"content": 3}'):
+    for broken in ("", "[]", "{}", '{"content": 3}', f'{{"format": {FORMAT}, "reads": 3}}'):
         (copy / "identity.json").write_text(broken)
         ended = translate(copy, b"Run!\n")
         assert (ended.code, ended.out) == (1, b"")

@@ -5,6 +5,7 @@ import json
 import os
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import opencc
@@ -12,11 +13,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nmt.config import CleanConfig
-from nmt.corpus import Normaliser, clean_corpus, parallel, print_report, reading
+from little import nmt
+from nmt import pipeline, stages
+from nmt.config import CleanConfig, Config, DataConfig
+from nmt.corpus import Normaliser, NothingLeft, clean_corpus, cleaning, parallel, print_report, reading, sets
 from nmt.corpus.cleaning import clean_chunk
+from nmt.corpus.keys import leak_key, reference_key
 from nmt.corpus.reading import Chunk
-from nmt.corpus.splitting import sentence_key
 from nmt.errors import DataError
 from nmt.text import read_lines
 
@@ -90,7 +93,7 @@ def test_every_row_is_in_a_set_set_aside_or_rejected_with_its_reason(tmp_path):
 def test_no_sentence_of_a_held_out_set_is_in_another_set(tmp_path):
     report, out = clean(tmp_path, sentences(600))
     keys = {
-        name: [{sentence_key(side) for side in column} for column in zip(*pairs_of(out, name), strict=True)]
+        name: [{leak_key(side) for side in column} for column in zip(*pairs_of(out, name), strict=True)]
         for name in NAMES
     }
     for one, other in (("train", "dev"), ("train", "test"), ("dev", "test")):
@@ -121,7 +124,7 @@ def test_references_are_all_translations_of_the_same_sentence_its_own_first(tmp_
                 wanted = {
                     normalise(row[own], lang)
                     for row in every
-                    if sentence_key(row[shared]) == sentence_key(pair[shared])
+                    if reference_key(row[shared]) == reference_key(pair[shared])
                 }
                 assert set(references) == wanted
                 several += len(references) > 1
@@ -219,13 +222,80 @@ def test_sources_with_their_chinese_in_different_columns_are_refused(tmp_path):
         clean_corpus(sources, dataclasses.replace(SMALL, columns=("qaa", "qab")), tmp_path)
 
 
-def test_the_script_of_the_text_decides_and_not_the_name_of_the_language(tmp_path):
+def with_columns(tmp_path: Path, *columns: str, **changes: str) -> tuple[dict[str, Any], str]:
+    """The report, and the text of all sets in the second column, of a corpus whose lines are in both scripts."""
     out = tmp_path / "out"
     out.mkdir()
-    settings = dataclasses.replace(SMALL, columns=("qaa", "qab"))
+    settings = dataclasses.replace(SMALL, columns=columns, **changes)
     report = clean_corpus({"a": (write_tsv(tmp_path / "a.tsv", sentences(400)),)}, settings, out)
-    assert report["han"] == {"qaa": False, "qab": True}
-    assert "湯" not in (out / "train.qab").read_text(encoding="utf-8")
+    return report, "".join((out / f"{name}.{columns[1]}").read_text(encoding="utf-8") for name in NAMES)
+
+
+@pytest.mark.parametrize("lang", ["zh", "zh-CN", "zh_SG", "zh-Hans", "zh-Hans-HK", "zho", "cmn", "wuu", "lzh"])
+def test_chinese_is_simplified_unless_its_code_says_traditional(tmp_path, lang):
+    report, text = with_columns(tmp_path, "en", lang)
+    assert report["zh_script"] == {lang: "simplified"}
+    assert "汤姆" in text
+    assert not set("湯來") & set(text)
+
+
+@pytest.mark.parametrize(
+    "lang", ["zh-Hant", "zh-TW", "zh-HK", "zh-MO", "zh_tw", "zho-Hant", "cmn-Hant", "yue", "zh-yue"]
+)
+def test_chinese_of_a_traditional_code_is_traditional(tmp_path, lang):
+    report, text = with_columns(tmp_path, "en", lang)
+    assert report["zh_script"] == {lang: "traditional"}
+    assert "湯姆" in text
+    assert not set("汤书觉玛丽读来") & set(text) - set("麗")
+    assert any(line.endswith("policy traditional") for line in print_report(report))
+
+
+def test_a_given_policy_is_stronger_than_the_code(tmp_path):
+    for number, (lang, policy) in enumerate([("zh-TW", "simplified"), ("zh", "traditional"), ("zh-Hant", "keep")]):
+        (tmp_path / str(number)).mkdir()
+        report, text = with_columns(tmp_path / str(number), "en", lang, zh_script=policy)
+        assert report["zh_script"] == {lang: policy}
+        assert ("汤" in text, "湯" in text) == (policy == "simplified", policy != "simplified")
+
+
+@pytest.mark.parametrize("lang", ["ja", "jpn", "ja-JP", "ko", "qab"])
+@pytest.mark.parametrize("policy", ["auto", "simplified", "filter"])
+def test_what_is_not_chinese_is_never_converted_though_it_is_written_in_han(tmp_path, lang, policy):
+    report, text = with_columns(tmp_path, "en", lang, zh_script=policy)
+    assert report["han"] == {"en": False, lang: True}
+    assert report["zh_script"] == {}
+    assert report["script"] == dict.fromkeys(("simplified", "traditional", "mixed", "neutral"), 0)
+    assert "湯姆" in text
+    assert "看书" in text
+
+
+def test_two_chinese_sides_have_each_its_script(tmp_path):
+    pairs = [(f"第{n}天他來了，{n}号房间开着門。", f"第{n}天他来了，{n}號房間開著門。") for n in range(300)]
+    out = tmp_path / "out"
+    out.mkdir()
+    settings = dataclasses.replace(SMALL, columns=("zh-Hans", "zh-Hant"), drop_copies=False)
+    report = clean_corpus({"a": (write_tsv(tmp_path / "a.tsv", pairs),)}, settings, out)
+    assert report["zh_script"] == {"zh-Hans": "simplified", "zh-Hant": "traditional"}
+    assert pairs_of_columns(out, settings.columns) == {
+        (f"第{n}天他来了，{n}号房间开着门。", f"第{n}天他來了，{n}號房間開著門。") for n in range(300)
+    }
+
+
+def pairs_of_columns(out: Path, columns: tuple[str, ...]) -> set[tuple[str, str]]:
+    return {
+        pair for name in NAMES for pair in zip(*(read_lines(out / f"{name}.{lang}") for lang in columns), strict=True)
+    }
+
+
+def test_japanese_is_measured_and_kept_as_japanese(tmp_path):
+    pairs = [(f"Yes, I studied in room {n}.", f"はい、{n}号室で勉強しました。") for n in range(150)]
+    pairs += [(f"Thank you very much, number {n}.", f"{n}ばん、ありがとうございます!") for n in range(150)]
+    out = tmp_path / "out"
+    out.mkdir()
+    settings = dataclasses.replace(SMALL, columns=("en", "ja"))
+    report = clean_corpus({"a": (write_tsv(tmp_path / "a.tsv", pairs),)}, settings, out)
+    assert report["kept"] == 300
+    assert pairs_of_columns(out, settings.columns) == set(pairs)
 
 
 def test_a_corpus_without_a_han_side_is_cleaned_too(tmp_path):
@@ -260,7 +330,7 @@ def test_given_sets_are_kept_byte_for_byte_and_training_rows_that_share_a_senten
     report, out = clean(tmp_path, [*pairs, ("A & b.", "丙")], settings)
     assert pairs_of(out, "dev") == held[:2]
     assert pairs_of(out, "test") == held[2:]
-    gone = [pair for pair in pairs if pair[0] == pairs[3][0] or sentence_key(pair[1]) == sentence_key(pairs[9][1])]
+    gone = [pair for pair in pairs if pair[0] == pairs[3][0] or leak_key(pair[1]) == leak_key(pairs[9][1])]
     assert report["dropped"]["held_out"]["rows"] == len(gone) + 1
     assert report["leak"] == {"dev": 0, "test": 0, "between": 0}
     assert adds_up(report)
@@ -277,7 +347,7 @@ def test_references_of_a_given_set_come_from_the_set_itself(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("", "empty"), ("one column\n", "line 1 has 1 columns"), ("你好\thello\n", "in the order of clean.columns")],
+    [("", "empty"), ("one column\n", "no line with two columns"), ("你好\thello\n", "in the order of clean.columns")],
 )
 def test_a_given_set_that_is_none_is_refused(tmp_path, text, said):
     (tmp_path / "dev.tsv").write_text(text, encoding="utf-8")
@@ -289,8 +359,173 @@ def test_a_given_set_that_is_none_is_refused(tmp_path, text, said):
 def test_a_corpus_that_is_its_own_test_set_leaves_nothing_to_train_on(tmp_path):
     write_tsv(tmp_path / "same.tsv", sentences(100))
     settings = dataclasses.replace(SMALL, dev=(str(tmp_path / "same.tsv"),), test=(str(tmp_path / "same.tsv"),))
-    with pytest.raises(DataError, match="none is left to train on"):
+    with pytest.raises(
+        NothingLeft, match=r"no pair is left to train on. Dropped of 100 rows: 93 held_out \(.*; 7 dupl"
+    ):
         clean(tmp_path, sentences(100), settings)
+    rejected = [line.split("\t")[0] for line in read_lines(tmp_path / "out" / "rejected.tsv")]
+    assert (rejected.count("held_out"), rejected.count("duplicate")) == (93, 7)
+
+
+# ── nothing left ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+BAD = {
+    "ratio": ("One two three four five six seven eight nine.", "好吧。"),
+    "no_han": ("No Han here", "none at all"),
+    "copy": ("相同的", "相同的"),
+    "empty": ("Nothing", ""),
+    "columns": ("One column",),
+    "script": ("Whose book is it?", "這是誰的書？"),
+}
+
+
+@pytest.mark.parametrize("reason", BAD)
+def test_when_a_rule_drops_all_rows_the_reason_is_what_is_said_and_the_rows_stay(tmp_path, reason):
+    out = tmp_path / "out"
+    out.mkdir()
+    # Others are bad for two reasons of their own: the columns have to look like those of a corpus.
+    rows = [BAD[reason]] * 200 + [("?", "第一号在。")] * 110 + [("It is \ufffd.", "第二号在。")] * 111
+    (tmp_path / "x.tsv").write_text("".join("\t".join(row) + "\n" for row in rows), encoding="utf-8")
+    # Whichever side is written in Han, no name contradicts it; but only Chinese has two scripts.
+    columns = ("qaa", "zh" if reason == "script" else "qab")
+    asked = dataclasses.replace(SMALL, columns=columns, zh_script="filter")
+    with pytest.raises(NothingLeft) as caught:
+        clean_corpus({"x": (tmp_path / "x.tsv",)}, asked, out)
+    said = str(caught.value)
+    assert said.startswith("no pair is left to train on. Dropped of 421 rows: 200 ")
+    assert f" {reason} (" in said
+    assert "; 111 damaged (characters lost to a wrong encoding, clean.drop_damaged); 110 no_letter (a si" in said
+    assert "test_size" not in said
+    rejected = [line.split("\t")[0] for line in read_lines(out / "rejected.tsv")]
+    assert (rejected.count(reason), rejected.count("no_letter"), rejected.count("damaged")) == (200, 110, 111)
+
+
+def test_when_rules_leave_too_few_rows_to_split_both_are_said(tmp_path):
+    with pytest.raises(NothingLeft) as caught:
+        clean(tmp_path, [*sentences(30), *[BAD["ratio"]] * 500])
+    assert "clean.test_size is 10, more than a tenth of" in str(caught.value)
+    assert "Dropped of 530 rows: 500 ratio (too few or too many words for the units, clean.min_ratio, max_rati" in str(
+        caught.value
+    )
+    assert len(read_lines(tmp_path / "out" / "rejected.tsv")) > 500
+
+
+def test_a_corpus_that_is_only_small_is_told_so_and_no_reason_is_made_up(tmp_path):
+    with pytest.raises(DataError, match="too small to be split") as caught:
+        clean(tmp_path, [(f"Number {n} is here.", f"第{n}号在这里。") for n in range(5)])
+    assert "ropped" not in str(caught.value)
+
+
+def test_the_stage_leaves_the_dropped_rows_in_the_corpus_folder_and_takes_them_away_after_a_success(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    raw = tmp_path / "data" / "mine" / "raw"
+    raw.mkdir(parents=True)
+    words = ("clean", "--set", "data.corpus=mine", "--set", "clean.dev_size=5", "--set", "clean.test_size=5")
+    write_tsv(raw / "x.tsv", [BAD["ratio"]] * 300)
+    ended = nmt(*words)
+    assert ended.code == 1
+    assert "300 ratio" in ended.told
+    assert "Each dropped row is in data/mine/rejected.tsv." in ended.told
+    assert len(read_lines("data/mine/rejected.tsv")) == 301
+    assert [path.name for path in Path("data/mine").iterdir() if path.name.startswith((".", "clean"))] == []
+    write_tsv(raw / "x.tsv", [*sentences(300), *[BAD["ratio"]] * 300])
+    assert nmt(*words).code == 0
+    assert not Path("data/mine/rejected.tsv").exists()
+
+
+# ── files that change ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def append(path: Path) -> None:
+    with open(path, "ab") as stream:
+        stream.write("More.\t更多。\n".encode())
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def edit(path: Path) -> None:
+    """Same size, same time of the last change."""
+    facts = path.stat()
+    path.write_bytes(path.read_bytes().replace(b"1", b"2"))
+    os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+
+
+def changing(monkeypatch, changes):
+    """Let `changes` happen between the look through a source and its cleaning."""
+    looked = cleaning.inspect
+
+    def inspect(files, settings):
+        facts = looked(files, settings)
+        changes(*files)
+        return facts
+
+    monkeypatch.setattr(cleaning, "inspect", inspect)
+
+
+@pytest.mark.parametrize("change", [append, cut, edit, Path.unlink])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_file_that_changes_while_it_is_cleaned_is_refused_by_name(tmp_path, monkeypatch, change, workers):
+    changing(monkeypatch, change)
+    with pytest.raises(
+        DataError, match=r"x\.tsv(: No such| changed while it was being cleaned; run it again)|cannot read"
+    ):
+        clean(tmp_path, sentences(400), workers=workers)
+    assert not (tmp_path / "out" / "report.json").exists()
+
+
+@pytest.mark.parametrize("which", [0, 1, slice(None)])
+@pytest.mark.parametrize("change", [append, cut, edit])
+def test_aligned_files_of_which_one_or_both_change_are_refused(tmp_path, monkeypatch, change, which):
+    def changes(*files):
+        for path in files[which] if isinstance(which, slice) else (files[which],):
+            change(path)
+
+    changing(monkeypatch, changes)
+    paths = (tmp_path / "a.en", tmp_path / "a.zh")
+    for side, path in enumerate(paths):
+        path.write_text("".join(f"{row[side]}\n" for row in sentences(400)), encoding="utf-8")
+    (tmp_path / "out").mkdir()
+    with pytest.raises(DataError, match=r"a\.en or .*a\.zh changed while it was being cleaned"):
+        clean_corpus({"a": paths}, SMALL, tmp_path / "out")
+
+
+def test_a_file_that_is_only_touched_is_cleaned(tmp_path, monkeypatch):
+    changing(monkeypatch, lambda path: os.utime(path, (1, 1)))
+    assert adds_up(clean(tmp_path, sentences(400))[0])
+
+
+@pytest.mark.parametrize("change", [append, cut, edit])
+def test_a_given_set_that_changes_while_it_is_read_is_refused(tmp_path, monkeypatch, change):
+    write_tsv(tmp_path / "set.tsv", [("Sit down 1.", "坐下1。"), ("Get up 1.", "起来1。")])
+    read = sets.read_aligned
+
+    def read_a_changing_file(path):
+        found = read(path)
+        change(path)
+        return found
+
+    monkeypatch.setattr(sets, "read_aligned", read_a_changing_file)
+    path = str(tmp_path / "set.tsv")
+    with pytest.raises(DataError, match=r"clean\.dev: .*set\.tsv changed while it was read"):
+        clean(tmp_path, sentences(400), dataclasses.replace(SMALL, dev=(path,), test=(path,)))
+
+
+def test_the_stage_refuses_files_that_are_not_those_whose_content_names_its_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    raw = tmp_path / "data" / "mine" / "raw"
+    raw.mkdir(parents=True)
+    write_tsv(raw / "x.tsv", sentences(400))
+    wanted = Config(data=DataConfig(corpus="mine"), clean=SMALL)
+    stage = stages.street(wanted)[0]
+    append(raw / "x.tsv")
+    with pytest.raises(DataError, match=r"x\.tsv is not what it was when its hash was taken"):
+        pipeline.act(stage)
+    assert not stage.writes.exists()
+    pipeline.act(stages.street(wanted)[0])
 
 
 # ── any text at all ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -305,7 +540,7 @@ def test_no_line_makes_the_cleaner_fail_or_lose_count(lines):
     normaliser = Normaliser("simplified", {"en": False, "zh": True})
     found = clean_chunk(Chunk(0, 1, raw), SMALL, normaliser, ("x",))
     assert found.kept.count(b"\n") + found.rejected.count(b"\n") == len(raw) == found.counts["input"]
-    assert len(found.left) == len(found.right) == 8 * found.kept.count(b"\n")
+    assert [len(keys) for keys in found.keys] == 3 * [8 * found.kept.count(b"\n")]
     assert all(row.count(b"\t") == 4 for row in (found.kept + found.rejected).split(b"\n")[:-1])
 
 

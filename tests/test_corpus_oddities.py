@@ -1,6 +1,7 @@
 """The odd lines that real English-Chinese corpora have, written anew with the same faults, and what becomes of each."""
 
 import dataclasses
+import os
 from pathlib import Path
 
 import pytest
@@ -100,9 +101,82 @@ LINES = [
     ("45 accelerator", "?verb:_Open\t打开(_O)", "Open | 打开"),
     ("46 another language", "に坂索トし荷測のンおク妙免\t哗啦哗啦哗啦", "- other_han"),
     ("46 quoted kana", 'It says "no" here.\t这里写着“の”。', "这里写着“の”。"),
-    ("46 mostly kana", "That is a good idea, I think.\tそれはいい考えだと思います。", "- han_share"),
+    ("46 mostly kana", "That is a good idea, I think.\tそれはいい考えだと思います。", "- kana"),
     ("47 units differ", "It costs 10,000 yen.\t要1万日元。", "要1万日元。"),
     ("47 a clock", "It is a quarter to eight, 7:45.\t现在７：４５了。", "现在7:45了。"),
+    # numbers
+    ("a list of numbers", "The rooms are 101, 102, 103.\t房间号是101，102，103。", "房间号是101，102，103。"),
+    ("a list of short numbers", "Take 2, 8, 10 or 16.\t请选2，8，10或16。", "请选2，8，10或16。"),
+    ("a list that may be a number", "Take 1, 200 and 300.\t请选1，200和300。", "请选1，200和300。"),
+    ("a list of threes that goes on", "Take 1, 200, 300 and 400.\t请选1，200，300和400。", "请选1，200，300和400。"),
+    ("a list after a decimal", "It is 3.5, 200 or 300.\t那是3.5，200，300。", "那是3.5，200，300。"),
+    ("one number", "It costs 1,200,000 yuan.\t它要1，200，000元。", "它要1,200,000元。"),
+    ("one number with zeros", "It costs 10,050 yuan.\t它要１０，０５０元。", "它要10,050元。"),
+    ("one number of four groups", "There are 1,234,567,890.\t有1，234，567，890个。", "有1,234,567,890个。"),
+    ("years", "In 1989, 1991 and 1993.\t在1989，1991，1993年。", "在1989，1991，1993年。"),
+    ("a time", "Come at 10:30.\t请10：30来。", "请10:30来。"),
+    ("a time with seconds", "It is 10:30:05.\t现在１０：３０：０５。", "现在10:30:05。"),
+    ("a ratio", "We won 3:2 there.\t我们3：2赢了，比例3：2。", "我们3:2赢了，比例3:2。"),
+    ("a label", "Example 1: 2 apples.\t例1：2个苹果。", "例1：2个苹果。"),
+    ("a decimal", "Pi is 3.14 or so.\t圆周率是３．１４左右。", "圆周率是3.14左右。"),
+    ("a list in English", "Rooms 101，102，103 are free.\t房间101、102、103空着。", "Rooms 101, 102, 103 are free."),
+    ("a number in English", "It costs 1，200，000 yuan.\t它要1,200,000元。", "It costs 1,200,000 yuan."),
+    ("a short list in English", "Take 1，2 or 3.\t请选1、2或3。", "Take 1, 2 or 3."),
+    # controls
+    ("NUL between words", "A red\x00cup\t一个红\x00杯子", "A red cup | 一个红杯子"),
+    ("BEL and backspace between words", "One\x07two\x08three.\t一二三\x07。", "One two three. | 一二三。"),
+    ("DEL and others between words", "One\x7ftwo\x01\x02three.\t我们用\x02Tom。", "One two three. | 我们用Tom。"),
+    ("VT, FF and FS between words", "One\x0btwo\x0cthree\x1cfour.\t一二三四。", "One two three four."),
+    ("controls beside marks", "One\x07, two \x07three.\t一，二三。", "One, two three."),
+    ("UTF-16 read as Latin-1", "\0".join("Come in!") + "\t请进！", "Come in! | 请进！"),
+    # names and abbreviations at the end
+    ("a company", "I work at Apple Inc.\t我在上海的Apple Inc.", "我在上海的Apple Inc."),
+    ("a company in quotes", "It is “Acme Ltd.”\t它是一家“Acme Ltd.”", 'It is "Acme Ltd." | 它是一家“Acme Ltd.”'),
+    ("a district", "I live in Washington, D.C.\t我现在住在这里：Washington, D.C.", "我现在住在这里：Washington, D.C."),
+    ("etc.", "Use C, Go, etc.\t用计算机语言C、Go, etc.", "用计算机语言C、Go, etc."),
+    ("a number's sign", "Give your Invoice No.\t请给出您的Invoice No.", "请给出您的Invoice No."),
+    ("an initial", "This is George W.\t这是我的朋友George W.", "这是我的朋友George W."),
+    ("a title", "He is Tom Smith Jr.\t他是我的朋友Tom Smith Jr.", "他是我的朋友Tom Smith Jr."),
+    ("a word at the end is none", "Install Python.\t请安装Python.", "请安装Python。"),
+    ("nor is a letter after Han", "Take vitamin C.\t请服用维生素C.", "请服用维生素C。"),
+    # quotation marks of code
+    ("a call", 'Type print("x") here.\t请输入print("x")。', '请输入print("x")。'),
+    ("a call with Chinese", 'Type print("hello", 2) here.\t输入print("你好", 2)。', '输入print("你好", 2)。'),
+    ("a link", 'See <a href="x">this</a> page.\t请看<a href="x">此</a>页。', "See this page. | 请看此页。"),
+    ("a tag with values", 'Use <br class="x"/> here.\t在此使用<br class="x"/>。', '在此使用<br class="x"/>。'),
+    ("inches", """A 5'10" and a 6'2" man.\t一个5'10"和一个6'2"的人。""", """一个5'10"和一个6'2"的人。"""),
+    ("one height", """He is 5'10" tall.\t他身高5'10"。""", """他身高5'10"。"""),
+    ("an assignment", 'Set name = "x" first.\t先设置name = "x"。', '先设置name = "x"。'),
+    ("JSON", 'It is {"name": "Tom"} now.\t现在是{"name": "Tom"}。', '现在是{"name": "Tom"}。'),
+    ("a list of strings", 'Write ["a", "b"] there.\t写上["a", "b"]。', '写上["a", "b"]。'),
+    ("a command", 'Run git add -m "x" now.\t现在可以先运行git add -m "x"。', '现在可以先运行git add -m "x"。'),
+    ("backticks", 'Use `"w"` or ``"r"`` here.\t此处用`"w"`或``"r"``。', '此处用`"w"`或``"r"``。'),
+    ("code and speech", 'He said "use f("x")".\t他说"用f("x")"。', '他说“用f("x")”。'),
+    ("speech in brackets", 'Zhang ("Xiao Zhang") came.\t老张(人称"小张")来了。', "老张（人称“小张”）来了。"),
+    # accelerators and notes
+    ("an ampersand and an accelerator", "R&D(&D)\t研发(&D)", "R&D | 研发"),
+    ("an ampersand that is none", "R&D\t研发部(&D)", "R&D | 研发部"),
+    ("an ampersand on both sides", "Q&A\tQ&A问答(&A)", "Q&A | Q&A问答"),
+    ("an escaped ampersand", "&Sales, R&&D\t销售与研发(&S)", "Sales, R&&D | 销售与研发"),
+    ("an accelerator in a word", "E&xit now\t立即退出(&X)", "Exit now | 立即退出"),
+    ("an accelerator after a name", "set_name _Now\tset_name立即执行(_N)", "set_name Now | set_name立即执行"),
+    ("a note by name", "Note: this is an old film.\t这是老电影。（注：旧片）", "这是老电影。（注：旧片）"),
+    ("a note that the other side has in brackets", "Bad Boys (a film) is on.\t《坏小子》（注：电影）正上映。",
+     "《坏小子》（注：电影）正上映。"),
+    ("a note whose name the other side has", "The agency, NASA, said so.\t该机构（注：即NASA）这样说。",
+     "该机构（注：即NASA）这样说。"),
+    ("a note whose year the other side has", "He left here in 1984.\t他离开了这里（注：1984年）。",
+     "他离开了这里（注：1984年）。"),
+    ("a note beside other brackets", "Tom (35) came here.\t汤姆（35）来了这里。（注：演员）", "汤姆（35）来了这里。"),
+    # another language
+    ("Japanese", "I go to school every day.\t私は毎日学校に行きます。", "- kana"),
+    ("Japanese speech", 'He said "yes".\t「そうです。」', "- kana"),
+    ("Japanese with few kana", "The population of Tokyo is here.\t東京の人口はここにある。", "- kana"),
+    ("Korean", "I go to school every day.\t나는 매일 학교에 갑니다.", "- kana"),
+    ("a quoted word", "In Japan it is called mino.\t在日本它被称作“みの”。", "在日本它被称作“みの”。"),
+    ("a brand with one kana", "I drink Xian no Meiri daily.\t我每天喝鲜の每日牛奶。", "我每天喝鲜の每日牛奶。"),
+    ("a name in hangul", "Kim Jong came here today.\t金钟（김종）今天来这里了。", "金钟（김종）今天来这里了。"),
+    ("the dots and dashes of Japan", "John Smith came.\t约翰・史密斯来了ーー", "约翰·史密斯来了ーー"),
     # others seen
     ("all capitals", "DO NOT ENTER\t禁止入内", "禁止入内"),
     ("stage direction", "And then it fell. (Laughter)\t然后它掉了。（ 笑聲 ）", "And then it fell. | 然后它掉了。"),
@@ -152,6 +226,16 @@ def test_numbers_are_compared_on_request_only_when_long_or_decimal_on_both_sides
     asked = dataclasses.replace(SETTINGS, drop_numbers=True)
     assert (outcome(line, settings=asked) == "- numbers") is dropped
     assert outcome(line) != "- numbers"
+
+
+def test_japanese_stays_on_request_and_on_a_japanese_side():
+    line = "I go to school every day.\t私は毎日学校に行きます。"
+    asked = dataclasses.replace(SETTINGS, drop_kana=False)
+    assert outcome(line, settings=asked) == "I go to school every day. | 私は毎日学校に行きます。"
+    normaliser = Normaliser("auto", {"en": False, "ja": True})
+    japanese = dataclasses.replace(SETTINGS, columns=("en", "ja"))
+    found = clean_chunk(Chunk(0, 2, [(line.encode(),)]), japanese, normaliser, ("x",))
+    assert found.kept.decode().split("\t")[2:4] == line.split("\t")
 
 
 def test_filter_drops_traditional_lines_and_converts_nothing():
@@ -266,6 +350,46 @@ def test_sources_are_found_by_name_and_notices_are_none(tmp_path):
     (raw / "d.zh").rename(raw / "d.xz")
     with pytest.raises(DataError, match=r"d\.xz"):
         find_sources(tmp_path / "mine", SMALL)
+
+
+def test_what_is_left_out_of_the_raw_folder_is_named_once_with_the_reason(tmp_path, caplog):
+    raw = tmp_path / "mine" / "raw"
+    (raw / "sub").mkdir(parents=True)
+    for name in ("a.tsv", "notice 1.tsv", "attribution.txt", "LICENSE", "README.md", "x.json", "_about.txt", ".hidden"):
+        (raw / name).write_text("x")
+    (raw / "gone.tsv").symlink_to(raw / "nowhere.tsv")
+    os.mkfifo(raw / "pipe.tsv")
+    (raw / "there.tsv").symlink_to(raw / "_about.txt")
+    for _ in range(3):
+        assert set(find_sources(tmp_path / "mine", SMALL)) == {"a", "there"}
+    (said,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    head, _, named = said.partition(": left out ")
+    assert head == str(raw)
+    reasons = dict(part.rstrip(")").split(" (", 1) for part in named.split("), "))
+    assert reasons == {
+        **dict.fromkeys(
+            ("LICENSE", "README.md", "attribution.txt", "notice 1.tsv", "x.json"),
+            "by its name a licence or notice; rename it if not",
+        ),
+        "gone.tsv": "a link to nothing",
+        "pipe.tsv": "not a file",
+        "sub": "a folder",
+    }
+    caplog.clear()
+    (raw / "gone.tsv").unlink()
+    find_sources(tmp_path / "mine", SMALL)
+    assert "gone.tsv" not in caplog.text
+    assert "sub (a folder)" in caplog.text
+
+
+def test_a_raw_folder_with_nothing_left_out_says_nothing(tmp_path, caplog):
+    raw = tmp_path / "mine" / "raw"
+    raw.mkdir(parents=True)
+    for name in ("a.tsv", "_licence.txt", "_source.json", ".DS_Store", "dev.tsv"):
+        (raw / name).write_text("x")
+    settings = dataclasses.replace(SMALL, dev=(str(raw / "dev.tsv"),), test=(str(raw / "dev.tsv"),))
+    assert set(find_sources(tmp_path / "mine", settings)) == {"a"}
+    assert not caplog.records
 
 
 def test_the_dev_and_test_files_in_the_raw_folder_are_no_sources(tmp_path):

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bars import watched_bars
 from nmt import dataset
 from nmt.config import BpeConfig, EncodeConfig
 from nmt.dataset import encode_corpus, open_dataset, read_meta, resample
@@ -153,6 +154,27 @@ def test_no_more_than_a_window_of_text_is_held_at_once(folders, monkeypatch):
     windows = list(dataset._windows(folders[0], "train", ("en", "zh")))
     assert [len(window[0]) for window in windows] == [7] * (len(ENGLISH) // 7) + [len(ENGLISH) % 7]
     assert [line for window in windows for line in window[1]] == CHINESE
+
+
+def test_the_progress_bar_counts_every_pair_once(folders, tmp_path, monkeypatch):
+    monkeypatch.setattr(dataset, "WINDOW", 7)
+    bars = watched_bars(monkeypatch, dataset)
+    encoded(folders, tmp_path / "e", max_tokens=12)
+    (bar,) = bars
+    assert bar.total == bar.n == len(ENGLISH) + 7 + 6
+    assert bar.moves > 10
+
+
+def test_the_counts_are_a_table_with_a_head_in_the_order_of_the_splits(folders, tmp_path):
+    meta = read_meta(encoded(folders, tmp_path / "e"))
+    head, *rows = dataset.table_of_counts(meta)
+    assert head.split() == ["pairs", "too", "long", "en", "tokens", "zh", "tokens"]
+    assert [row.split()[0] for row in rows] == ["train", "dev", "test"]
+    assert len({len(line) for line in (head, *rows)}) == 1
+    train = meta["splits"]["train"]
+    assert rows[0].split()[1:] == [f"{train[key]:,}" for key in ("pairs", "dropped", "en_tokens", "zh_tokens")]
+    other_way = {**meta, "languages": ["zh", "en"]}
+    assert dataset.table_of_counts(other_way)[0].split()[-4:] == ["zh", "tokens", "en", "tokens"]
 
 
 def test_nothing_left_to_train_on_or_to_validate_with_is_refused(folders, tmp_path):

@@ -112,7 +112,7 @@ def check(words: list[str]) -> None:
         check_nmt(parsed.training_script_args)
     elif program == "nmt":
         check_nmt(rest)
-    elif words[:2] == ["python", "scripts/bench.py"]:
+    elif program == "python" and rest[0] in ("scripts/bench.py", "scripts/fixed_split.py", "scripts/make_results.py"):
         runpy.run_path(str(ROOT / words[1]))["parsed"](words[2:])
     else:
         assert program in OTHER_PROGRAMS, words

@@ -273,8 +273,31 @@ def test_a_changed_byte_in_an_archive_is_refused(tmp_path):
     assert "damaged" in fetch_archive(tmp_path, bytes(stored))
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b'<?xml version="1.0"?>\n<!DOCTYPE tmx SYSTEM "tmx14.dtd">\n<tmx version="1.4">\n', "is a TMX file"),
+        (b'<?xml version="1.0"?>\n<corpus>\n', "is an XML file"),
+        (b"<html>\n", "is a web page"),
+        (b"\x1f\x8b\x08\x00" + b"x" * 99, "is packed with gzip"),
+        (CORPUS.decode().encode("utf-16"), "is UTF-16; convert it (iconv -f UTF-16 "),
+        (CORPUS.decode().encode("utf-16-le"), "is UTF-16-LE; convert it (iconv -f UTF-16LE "),
+        (CORPUS.decode().encode("utf-16-be"), "is UTF-16-BE; convert it (iconv -f UTF-16BE "),
+        (b"a\tb\0\n", "neither text nor a zip"),
+        (GOOD[: len(GOOD) // 2], "a damaged zip archive"),
+    ],
+)
+def test_a_file_that_is_no_corpus_is_refused_by_what_it_is(tmp_path, content, said):
+    assert said in fetch_archive(tmp_path, content)
+
+
+def test_text_in_another_encoding_is_fetched_and_left_to_clean(tmp_path):
+    (tmp_path / "x.tsv").write_bytes(CORPUS.decode().encode("gb18030"))
+    assert fetch("mine", str(tmp_path / "x.tsv"), tmp_path / "raw")["rows"] == 300
+
+
 def test_a_packed_file_of_another_kind_is_refused(tmp_path):
-    assert "neither text nor a zip" in fetch_archive(tmp_path, b"\xfd7zXZ\x00\x00\x04" + b"\x00" * 50)
+    assert "packed with xz" in fetch_archive(tmp_path, b"\xfd7zXZ\x00\x00\x04" + b"\x00" * 50)
 
 
 @pytest.mark.parametrize("kind", [stat.S_IFCHR, stat.S_IFBLK, stat.S_IFIFO, stat.S_IFSOCK])

@@ -161,7 +161,7 @@ def test_translations_that_find_no_room_leave_no_file_and_an_earlier_one_as_it_w
         (["run", "-c", "tiny.yaml", "--set", "translate.beam=2"], RUN),
         (["run", "-c", "tiny.yaml", "--set", "eval.bootstrap=2"], RUN),
         (["translate", "tiny.yaml", "-o", "out.txt"], "out.txt"),
-        (["average", RUN], f"{RUN}/final"),
+        (["average", RUN], RUN),
         (["fetch", "other", "--from", "tiny.yaml"], "data/other"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,

@@ -13,12 +13,12 @@ from nmt import config
 
 SOURCE = Path(__file__).parent.parent / "src" / "nmt"
 
-GROUND = {"config", "languages", "text", "errors", "symbols"}
+GROUND = {"config", "languages", "text", "charset", "errors", "symbols"}
 MAP = {
     "__init__": {"translation"},
     "__main__": {"cli"},
-    "cli": {"pipeline", "stages", "runs", "plan", "provenance", "checkpoint", "corpus", "tokenizer", "distributed",
-            "launch",
+    "cli": {"pipeline", "stages", "runs", "plan", "provenance", "checkpoint", "corpus", "tokenizer", "dataset",
+            "distributed", "launch", "averaging",
             "translate_files", "translation", "scoring", "evaluation", "doctor", "rehearsal", "machine"},
     "doctor": {"rehearsal", "pipeline", "translation", "tokenizer", "provenance", "checkpoint", "machine",
                "distributed"},
@@ -26,27 +26,31 @@ MAP = {
     "stages": {"pipeline", "runs", "provenance", "corpus", "tokenizer", "dataset", "training", "distributed",
                "translate_files", "translation", "evaluation"},
     "runs": {"pipeline", "provenance", "sizes"},
-    "plan": {"pipeline", "batching", "dataset", "distributed", "step", "sizes", "tracking"},
-    "pipeline": set(),
+    "plan": {"pipeline", "batching", "dataset", "distributed", "step", "loss", "sizes", "tracking"},
     # ── the street ──
     "training": {"validation", "watch", "launch", "step", "dataset", "batching", "checkpoint", "tracking",
-                 "distributed", "provenance", "tokenizer", "corpus", "sizes"},
+                 "distributed", "provenance", "tokenizer", "corpus", "sizes", "overlap"},
+    "averaging": {"validation", "step", "checkpoint", "tokenizer", "distributed", "provenance"},
     "validation": {"step", "dataset", "checkpoint", "tracking", "translation", "scoring", "tokenizer", "corpus",
-                   "distributed"},
+                   "distributed", "provenance"},
     "watch": {"step", "batching", "distributed"},
     "step": {"batching", "dataset", "distributed", "loss", "model", "optimizer", "sizes"},
-    "evaluation": {"scoring"},
+    "evaluation": {"scoring", "overlap"},
     "translate_files": {"translation"},
-    "translation": {"sentences", "tokenizer", "batching", "search", "model", "checkpoint", "provenance", "corpus",
-                    "distributed", "workers"},
-    "scoring": set(),
+    "translation": {"sentences", "outputs", "tokenizer", "batching", "search", "model", "checkpoint", "provenance",
+                    "corpus", "distributed", "workers"},
     "dataset": {"tokenizer", "batching"},
     "tokenizer": set(),
-    "corpus": {"launch"},
     # ── parts ──
     "workers": {"distributed", "launch"},
     "sentences": set(),
-    "provenance": set(),
+    "provenance": {"pipeline", "overlap"},
+    "overlap": {"corpus"},
+    "corpus": {"scoring", "launch"},  # clean says what BLEU a perfect translation has on a given set in another script.
+    "scoring": {"outputs", "resampling"},
+    "outputs": set(),
+    "resampling": set(),
+    "pipeline": set(),
     "checkpoint": {"model"},
     "model": set(),
     "search": set(),
@@ -62,6 +66,7 @@ MAP = {
     "config": set(),
     "languages": set(),
     "text": set(),
+    "charset": set(),
     "errors": set(),
     "symbols": set(),
 }  # fmt: skip

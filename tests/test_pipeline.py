@@ -1,10 +1,12 @@
 """A street of three small stages over text files stands for the real one."""
 
+import hashlib
 import json
 import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import pytest
 
 from nmt import pipeline
 from nmt.errors import ConfigError, DataError
-from nmt.pipeline import Stage, make_stage, numbered, remembered_hashes, run, status
+from nmt.pipeline import Stage, make_stage, remembered_hashes, run, status
 
 
 class Street:
@@ -43,10 +45,12 @@ class Street:
                     content_hash=content_hash,
                     result=result,
                     format=self.format,
+                    packages=("sacrebleu",),
+                    numbered=not result,
                 )
 
-            upper = numbered(make("upper", data / "upper", {"raw": self.folder / "raw.txt"}, self.upper_settings))
-            count = numbered(make("count", data / "count", {"upper/text": upper.writes / "text"}, self.count_settings))
+            upper = make("upper", data / "upper", {"raw": self.folder / "raw.txt"}, self.upper_settings)
+            count = make("count", data / "count", {"upper/text": upper.writes / "text"}, self.count_settings)
             report = make("report", self.folder / "run", {"count": count.writes}, {}, result="final")
         return [upper, count, report]
 
@@ -134,6 +138,33 @@ def test_output_that_was_cut_or_lost_is_made_again(street: Street) -> None:
     assert street.words()[:2] == ["stale", "waits"]
     run(street)
     assert street.words() == ["fresh", "fresh", "fresh"]
+
+
+@pytest.mark.parametrize("position", [0, 1, 2])
+def test_output_that_was_changed_to_the_same_size_and_time_is_made_again(street: Street, position: int) -> None:
+    run(street)
+    stage = street()[position]
+    (text,) = (path for path in stage.writes.rglob("text"))
+    content, facts = text.read_text(), text.stat()
+    text.write_text("9" * len(content))
+    os.utime(text, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+    assert str(status(street())[position]) == f"{stage.name}: stale, {text} is not as it was made"
+    run(street)
+    assert text.read_text() == content
+
+
+def test_a_status_says_which_other_version_of_a_package_has_made_what_is_there(
+    street: Street, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(street)
+    assert str(status(street())[0]) == f"upper: fresh ({street()[0].writes})"
+    now = pipeline._versions()
+    monkeypatch.setattr(pipeline, "_versions", lambda: now | {"sacrebleu": "99.1", "torch": "0.1"})
+    told = f"made with sacrebleu {now['sacrebleu']}, here is sacrebleu 99.1"
+    assert next(map(str, status(street()))) == f"upper: fresh ({street()[0].writes}); {told}"
+    monkeypatch.setattr(pipeline, "_versions", lambda: {})
+    assert status(street())[1].reason.endswith("here is sacrebleu not installed")
+    assert street.words() == ["fresh"] * 3
 
 
 def test_a_folder_without_its_stamp_was_never_finished(street: Street) -> None:
@@ -230,6 +261,8 @@ def test_a_content_hash_is_remembered_until_the_file_changes(tmp_path: Path, mon
             return content_hash(file)
 
     file.write_text("one")
+    later = time.time_ns() + 10**10  # The time of the last change can't be set, but our clock can.
+    monkeypatch.setattr(time, "time_ns", lambda: later)
     long_ago = 1_600_000_000
     os.utime(file, (long_ago, long_ago))
     first = ask()
@@ -238,8 +271,14 @@ def test_a_content_hash_is_remembered_until_the_file_changes(tmp_path: Path, mon
     monkeypatch.setattr(Path, "open", lambda self, *a, **k: (opened.append(self), real_open(self, *a, **k))[1])
     assert ask() == first
     assert file not in opened
-    file.write_text("two")
-    os.utime(file, (long_ago, long_ago + 1))
+    file.write_text("two")  # The same size and, as `touch -r` can do, the same time.
+    os.utime(file, (long_ago, long_ago))
+    assert ask() != first
+    file.write_text("one")
+    (tmp_path / "other").write_text("two")
+    os.utime(tmp_path / "other", (long_ago, long_ago))
+    assert ask() == first
+    os.replace(tmp_path / "other", file)
     assert ask() != first
     memory.write_text("[1, 2")
     assert ask() != first
@@ -294,7 +333,7 @@ def test_the_stamp_says_what_it_was_made_of(street: Street) -> None:
     assert stamp["fingerprint"] == stage.fingerprint
     assert stage.writes.name == f"upper-{stage.fingerprint[:8]}"
     assert stamp["settings"] == street.upper_settings
-    assert stamp["wrote"] == {"text": 6}
+    assert stamp["wrote"] == {"text": hashlib.sha256(b"HELLO\n").hexdigest()}
     assert {"python", "nmt", "torch"} <= stamp["versions"].keys()
 
 

@@ -1,7 +1,7 @@
 """eval: the numbers are sacreBLEU's, the floor is what a lookup gives, and what can't be compared isn't."""
 
 import json
-import os
+import logging
 import random
 
 import pytest
@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
+from sacrebleu.significance import PairedTest
 
 from nmt import scoring
 from nmt.config import EvalConfig
-from nmt.errors import DataError
+from nmt.errors import ConfigError, DataError
 from nmt.text import read_lines
 
 PLAIN = EvalConfig(bootstrap=0)
@@ -58,7 +59,8 @@ def test_a_tokeniser_without_chinese_takes_a_sentence_for_a_word():
 @pytest.mark.parametrize(
     ("tgt", "tokenizer"),
     [("zh", "zh"), ("zh-TW", "zh"), ("zh_Hans", "zh"), ("yue", "zh"), ("cmn", "zh"), ("en", "13a"), ("de", "13a"),
-     ("ko", "13a"), ("ja", "char"), ("th", "char")],
+     ("ko", "char"), ("ja", "char"), ("th", "char"), ("zho", "zh"), ("zh-yue", "zh"), ("zh-Latn-pinyin", "13a"),
+     ("jpn_Jpan", "char"), ("sr-Cyrl", "13a")],
 )  # fmt: skip
 def test_the_tokeniser_follows_the_target_language(tgt, tokenizer):
     assert scoring.tokenize_for(tgt) == tokenizer
@@ -68,6 +70,7 @@ def test_the_tokeniser_follows_the_target_language(tgt, tokenizer):
 def test_every_metric_agrees_with_sacrebleu_and_ter_splits_chinese_into_characters():
     found = scoring.score(HYPS, rows(REFS), "zh", EvalConfig(metrics=("bleu", "chrf", "ter"), bootstrap=0))
     assert found["chrf"].value == CHRF().corpus_score(HYPS, [REFS]).score
+    assert found["chrf"].signature == str(signed(CHRF(), HYPS, REFS))
     split = TER(normalized=True, asian_support=True)
     assert found["ter"].value == split.corpus_score(HYPS, [REFS]).score < TER().corpus_score(HYPS, [REFS]).score
     assert "asian:yes" in found["ter"].signature
@@ -93,22 +96,209 @@ def test_an_empty_reference_is_a_reference():
     assert found.signature == SIGNATURE
 
 
-def test_the_interval_is_sacrebleus_and_follows_the_seed(monkeypatch):
-    monkeypatch.setenv("SACREBLEU_SEED", "77")
-    direct = BLEU(tokenize="zh").corpus_score(HYPS, [REFS], n_bootstrap=200)
-    settings = EvalConfig(metrics=("bleu",), bootstrap=200, seed=77)
-    found = scoring.score(HYPS, rows(REFS), "zh", settings)["bleu"]
-    assert (found.mean, found.interval) == (direct._mean, direct._ci)
-    assert "bs:200|seed:77|" in found.signature
-    other = scoring.score(HYPS, rows(REFS), "zh", EvalConfig(metrics=("bleu",), bootstrap=200, seed=78))["bleu"]
-    assert other.mean != found.mean
-    assert os.environ["SACREBLEU_SEED"] == "77"
+METRICS = {
+    "bleu": lambda: BLEU(tokenize="zh"),
+    "chrf": CHRF,
+    "ter": lambda: TER(normalized=True, asian_support=True),
+}
+ALL = tuple(METRICS)
 
 
-def test_the_seed_leaves_no_trace_in_the_environment(monkeypatch):
-    monkeypatch.delenv("SACREBLEU_SEED", raising=False)
-    scoring.score(HYPS, rows(REFS), "zh", PLAIN)
-    assert "SACREBLEU_SEED" not in os.environ
+def signed(metric, hyps, refs):
+    metric.corpus_score(hyps, [refs])
+    return metric.get_signature()
+
+
+def systems(lines: int, seed: int = 3) -> tuple[list[str], list[str], list[str]]:
+    """References, and two systems of which the second is somewhat better."""
+    choose = random.Random(seed)
+    words = ["我们", "明天", "去", "北京", "买", "书", "看", "电影", "他", "喜欢"]
+    refs = ["".join(choose.choices(words, k=choose.randint(3, 9))) + "。" for _ in range(lines)]
+    one = [ref if choose.random() < 0.4 else ref[:3] + ref[:2:-1] for ref in refs]
+    two = [ref if choose.random() < 0.6 else ref[:4] + ref[:3:-1] for ref in refs]
+    return refs, one, two
+
+
+@pytest.mark.parametrize("name", METRICS)
+@pytest.mark.parametrize("seed", [1, 77])
+def test_the_interval_is_sacrebleus_and_follows_the_seed(name, seed, monkeypatch):
+    refs, hyps, _ = systems(60)
+    monkeypatch.setenv("SACREBLEU_SEED", str(seed))
+    metric = METRICS[name]()
+    direct = metric.corpus_score(hyps, [refs], n_bootstrap=200)
+    settings = EvalConfig(metrics=("bleu", name) if name != "bleu" else ("bleu",), bootstrap=200, seed=seed)
+    found = scoring.score(hyps, rows(refs), "zh", settings)[name]
+    assert found.value == direct.score
+    assert found.signature == str(metric.get_signature())
+    # sacreBLEU resamples in float32.
+    assert found.mean == pytest.approx(direct._mean, rel=1e-6)
+    assert found.interval == pytest.approx(direct._ci, rel=1e-5)
+    other = scoring.score(hyps, rows(refs), "zh", EvalConfig(metrics=("bleu",), bootstrap=200, seed=seed + 1))
+    assert other["bleu"].mean != found.mean
+
+
+def test_the_interval_of_several_references_is_sacrebleus(monkeypatch):
+    refs, one, two = systems(50)
+    columns = [refs, [two[i] if i % 3 else None for i in range(50)]]
+    monkeypatch.setenv("SACREBLEU_SEED", "5")
+    settings = EvalConfig(metrics=ALL, bootstrap=100, seed=5)
+    found = scoring.score(one, [[ref for ref in row if ref] for row in zip(*columns, strict=True)], "zh", settings)
+    for name, metric in METRICS.items():
+        direct = metric().corpus_score(one, columns, n_bootstrap=100)
+        assert found[name].value == pytest.approx(direct.score, rel=1e-12)
+        assert found[name].mean == pytest.approx(direct._mean, rel=1e-6)
+        assert found[name].interval == pytest.approx(direct._ci, rel=1e-5)
+
+
+WEAK = {
+    "one line right and two that share nothing": (["你好。", "啊啊啊啊", "哦哦哦哦"], ["你好。", "再见", "谢谢"]),
+    "every output empty": ([""] * 4, REFS),
+    "every output blank": ([" \t"] * 4, REFS),
+    "every reference empty": (HYPS, [""] * 4),
+    "all empty": ([""] * 4, [""] * 4),
+    "nothing right": (["啊"] * 4, REFS),
+    "everything right": (REFS, REFS),
+    "the same line each time": ([HYPS[0]] * 4, [REFS[0]] * 4),
+    "one character a line": (["好", "不", "", "是"], ["好", "好", "好", "好"]),
+    "some outputs empty": (["", HYPS[1], "", ""], REFS),
+    "endless": (["哦" * 500] * 2, REFS[:2]),
+    "no letters": (["。", "…", "1"], ["。", "！", "2"]),
+    "lone surrogates and marks": (["\ud800", "\u0301", "\ufeff"], ["\ud800", "e\u0301", ""]),
+}
+
+
+@pytest.mark.parametrize(("hyps", "refs"), WEAK.values(), ids=WEAK)
+def test_a_weak_system_has_every_score_and_interval_and_is_compared(hyps, refs):
+    settings = EvalConfig(metrics=ALL, bootstrap=100)
+    found = scoring.score(hyps, rows(refs), "zh", settings)
+    for name, metric in METRICS.items():
+        assert found[name].value == metric().corpus_score(hyps, [refs]).score
+        assert found[name].interval >= 0
+        assert found[name].no_interval is None
+    compared = scoring.compare({"one": hyps, "two": hyps[::-1], "three": refs}, rows(refs), "zh", settings)
+    for table in compared["scores"].values():
+        for name, row in table["systems"].items():
+            assert row["p"] is None if name == "one" else 0 < row["p"] <= 1
+    json.dumps(compared, allow_nan=False)
+    assert "p = " in "\n".join(scoring.comparison_lines(compared))
+
+
+def test_an_interval_that_can_not_be_is_missing_with_its_reason_and_the_score_stays():
+    settings = EvalConfig(metrics=ALL, bootstrap=1000)
+    alone = scoring.score(["他走了。"], [["他离开了。"]], "zh", settings)
+    few = scoring.score(HYPS, rows(REFS), "zh", EvalConfig(metrics=ALL, bootstrap=39))
+    off = scoring.score(HYPS, rows(REFS), "zh", EvalConfig(metrics=ALL, bootstrap=0))
+    for name in ALL:
+        assert alone[name].value > 0
+        assert alone[name].interval is None
+        assert "one line" in alone[name].no_interval
+        assert few[name].interval is None
+        assert "at least 40" in few[name].no_interval
+        assert "bs:" not in few[name].signature
+        assert off[name].interval is off[name].no_interval is None
+    result = scoring.evaluate(["他走了。"], ["He left."], [["他离开了。"]], "zh", settings)
+    assert "(no interval: one line alone says nothing of others)" in "\n".join(scoring.report_lines(result))
+
+
+def test_a_score_of_scores_json_from_before_intervals_had_a_reason_is_printed():
+    result = scoring.evaluate(HYPS, SRCS, rows(REFS), "zh", PLAIN)
+    for found in result["scores"].values():
+        del found["no_interval"]
+    assert scoring.report_lines(result)[0].startswith("BLEU: ")
+
+
+# ── the tokeniser and the text ──────────────────────────────────────────────────────────────────────────────────────
+
+KANA = ["わたしたちは北京に行きます。", "これはペンです。"]
+THAI = ["สวัสดีครับ", "ผมไปตลาด"]
+KOREAN = ["나는 학교에 갑니다.", "오늘은 날씨가 좋아요."]
+ENGLISH = ["What does 中文 mean?", "It means the Chinese language."]
+
+
+@pytest.mark.parametrize("tgt", ["cn", "chs", "CHT", "Chinese", "jp", "zh-CHS"])
+def test_a_name_that_is_no_code_is_refused_before_it_chooses_a_tokeniser(tgt):
+    with pytest.raises(ConfigError, match=r"did you mean (zh|ja)"):
+        scoring.bleu(REFS, rows(REFS), tgt)
+    with pytest.raises(ConfigError, match=r"did you mean (zh|ja)"):
+        scoring.compare({"a": REFS, "b": HYPS}, rows(REFS), tgt, PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("texts", "tgt", "fix"),
+    [
+        (REFS, "en", "Han characters, which BLEU for en (tokeniser 13a) takes for one word; .*e.g. zh."),
+        (REFS, "ch", "e.g. zh"),  # Chamorro.
+        (REFS, "zh-Latn", "e.g. zh"),
+        (["他有iPhone。"], "de", "e.g. zh"),
+        (KANA, "en", "e.g. ja"),
+        (KANA, "zh", "e.g. ja"),
+        (["カタカナ"], "zh", "e.g. ja"),
+        (THAI, "zh", "Thai characters.*e.g. th"),
+        (["ສະບາຍດີ"], "en", "e.g. lo"),
+        (["សួស្តី"], "fr", "e.g. km"),
+        (["မင်္ဂလာပါ"], "en", "e.g. my"),
+        (["བཀྲ་ཤིས་བདེ་ལེགས།"], "en", "e.g. bo"),
+        (ENGLISH, "ja", "Latin characters, which BLEU for ja .tokeniser char. would split into letters"),
+        (["Привет, как дела?"], "th", "Cyrillic characters"),
+        (ENGLISH, "ko", "Latin characters"),
+    ],
+)  # fmt: skip
+def test_text_in_a_script_that_the_tokeniser_is_not_for_is_refused_with_the_fix(texts, tgt, fix):
+    pattern = fix.replace("(", r"\(").replace(")", r"\)")
+    with pytest.raises(DataError, match=pattern):
+        scoring.score(texts, rows(texts), tgt, PLAIN)
+    with pytest.raises(DataError, match=pattern):
+        scoring.evaluate(texts, texts, rows(texts), tgt, PLAIN)
+    with pytest.raises(DataError, match=pattern):
+        scoring.compare({"a": texts, "b": texts[::-1]}, rows(texts), tgt, PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("texts", "tgt"),
+    [(REFS, "zh"), (REFS, "yue"), (REFS, "lzh"), (KANA, "ja"), (REFS, "ja"), (THAI, "th"), (KOREAN, "ko"),
+     (["大韓民國"], "ko"), (ENGLISH, "en"), (ENGLISH, "zh"), (["Привет!"], "ru"), (["123", "?!"], "en"),
+     (["123", "?!"], "ja"), ([""], "zh"), (["नमस्ते"], "hi"), (["مرحبا"], "ar"), (["NBA和CBA", "GDP"], "zh")],
+)  # fmt: skip
+def test_text_that_fits_its_language_is_scored(texts, tgt):
+    assert scoring.score(texts, rows(texts), tgt, PLAIN)["chrf"].value == (100 if any(texts) else 0)
+
+
+def test_scores_of_japanese_and_korean_say_that_their_tokeniser_is_not_sacrebleus(caplog):
+    caplog.set_level(logging.INFO)
+    for tgt, texts in (("ja", KANA), ("ko", KOREAN)):
+        caplog.clear()
+        assert "tok:char" in scoring.score(texts, rows(texts), tgt, PLAIN)["bleu"].signature
+        assert [f"sacreBLEU's {tgt}-mecab" in record.getMessage() for record in caplog.records] == [True]
+
+
+@pytest.mark.parametrize("tgt", ["th", "lo", "km", "my", "bo"])
+def test_ter_is_refused_where_it_would_take_a_line_for_a_word(tgt):
+    with pytest.raises(ConfigError, match=r"TER knows no words of \w+; leave ter out of eval.metrics"):
+        scoring.score([""], [[""]], tgt, EvalConfig(metrics=ALL, bootstrap=0))
+
+
+def test_tokenised_text_is_named_in_our_own_words(caplog):
+    hyps, refs = ["It is late ."] * 5 + ["It is late."] * 5, ["It is late."] * 10
+    scoring.score(hyps, rows(refs), "en", PLAIN)
+    assert [record.getMessage().split(";")[0] for record in caplog.records] == [
+        "eval: 5 of the 10 hypotheses end in a full stop with a space before it, as tokenised text does"
+    ]
+    caplog.clear()
+    scoring.score(["It is late ."] * 200, rows(["It is late ."] * 200), "en", PLAIN)
+    assert [record.name for record in caplog.records] == ["nmt.scoring"] * 2
+    assert "of the 200 references" in caplog.text
+
+
+@pytest.mark.parametrize("call", [
+    lambda: scoring.bleu("他走了。", [["他"], ["走"], ["了"], ["。"]], "zh"),
+    lambda: scoring.bleu(REFS, REFS, "zh"),
+    lambda: scoring.score(REFS, REFS, "zh", PLAIN),
+    lambda: scoring.evaluate(HYPS, "abcd", rows(REFS), "zh", PLAIN),
+    lambda: scoring.compare({"a": "他走了。"}, rows(REFS), "zh", PLAIN),
+])  # fmt: skip
+def test_a_text_in_place_of_a_list_is_a_mistake_of_the_caller_and_no_list_of_characters(call):
+    with pytest.raises(TypeError, match="lists of lines"):
+        call()
 
 
 @pytest.mark.parametrize(
@@ -208,22 +398,6 @@ def test_the_table_of_lengths_counts_every_line_once_in_the_unit_of_its_script()
     assert scoring.by_length(["a"], ["안녕하세요 여러분"], [["a"]], "en")["unit"] == "words"
 
 
-@pytest.mark.parametrize(
-    ("text", "repeated"),
-    [("我们我们我们我们我们", True), ("the cat the cat the cat the cat ", True), ("哈哈哈哈", False), ("哈" * 9, True),
-     ("等一下…………………………", False), ("我们走吧，我们走吧。", False), ("", False), ("100000000", True),
-     ("- - - - - - - -", False)],
-)  # fmt: skip
-def test_an_output_that_goes_round_in_circles_is_seen(text, repeated):
-    assert scoring.is_repeated(text) is repeated
-
-
-def test_empty_repeated_and_cut_outputs_are_counted_unless_their_source_is_so():
-    srcs = ["Stop.", "", "No no no no no no.", "He said: “Go!”", "A title", "Go on.", "Well?"]
-    hyps = ["  ", "", "不不不不不不不不不。", "他说：“走！”", "标题", "走走走走走走走走走。", "那么我们"]
-    assert scoring.suspicious(hyps, srcs) == {"empty": 1, "repeated": 1, "cut": 1}
-
-
 # ── comparing ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -242,24 +416,106 @@ def test_scores_on_other_ground_are_not_compared():
 
 
 def test_a_paired_test_tells_a_real_difference_from_none():
-    choose = random.Random(3)
-    words = ["我们", "明天", "去", "北京", "买", "书", "看", "电影", "他", "喜欢"]
-    refs = ["".join(choose.choices(words, k=8)) + "。" for _ in range(80)]
-    worse = [ref if choose.random() < 0.5 else ref[:3] + ref[::-1] for ref in refs]
+    refs, worse, better = systems(80)
     like = [worse[i] if i % 40 else refs[i] for i in range(80)]
     settings = EvalConfig(metrics=("bleu", "chrf"), bootstrap=300)
-    found = scoring.compare({"one": worse, "two": refs, "three": like}, rows(refs), "zh", settings)
+    found = scoring.compare({"one": worse, "two": refs, "three": like, "four": better}, rows(refs), "zh", settings)
     table = found["scores"]["BLEU"]["systems"]
     assert found["baseline"] == "one"
     assert table["one"]["p"] is None
     assert table["two"]["p"] < 0.05 < table["three"]["p"]
     assert table["one"]["value"] == scoring.bleu(worse, rows(refs), "zh").value
+    assert "|ar:300|" in found["scores"]["BLEU"]["signature"]
     assert "tok:zh" in found["scores"]["BLEU"]["signature"]
     told = "\n".join(scoring.comparison_lines(found))
     assert "baseline" in told
     assert "chrF2" in told
     with pytest.raises(DataError, match="3 hypotheses of b, 80 references"):
         scoring.compare({"a": worse, "b": worse[:3]}, rows(refs), "zh", settings)
+
+
+def test_systems_that_do_not_differ_have_p_1_in_every_metric():
+    refs, one, _ = systems(30)
+    settings = EvalConfig(metrics=ALL, bootstrap=200)
+    for texts, against in [(one, refs), (refs, refs), ([""] * 30, refs), (one[:1], refs[:1])]:
+        compared = scoring.compare({"a": texts, "b": list(texts), "c": list(texts)}, rows(against), "zh", settings)
+        for table in compared["scores"].values():
+            assert [row["p"] for row in table["systems"].values()] == [None, 1.0, 1.0]
+
+
+def test_outputs_that_differ_but_score_the_same_have_p_1():
+    refs = ["他走了。", "他走了。", "天气很好。", "天气很好。"]
+    one, two = ["他走了。", "啊", "天气很好。", "啊"], ["啊", "他走了。", "啊", "天气很好。"]
+    compared = scoring.compare({"a": one, "b": two}, rows(refs), "zh", EvalConfig(metrics=ALL, bootstrap=500))
+    assert [table["systems"]["b"]["p"] for table in compared["scores"].values()] == [1.0, 1.0, 1.0]
+
+
+def test_one_sentence_that_differs_is_no_evidence_whatever_the_score_makes_of_it():
+    hyps, refs = WEAK["one line right and two that share nothing"]
+    settings = EvalConfig(metrics=ALL, bootstrap=1000)
+    compared = scoring.compare({"a": hyps, "b": ["啊啊啊啊", *hyps[1:]]}, rows(refs), "zh", settings)
+    assert [table["systems"]["b"]["p"] for table in compared["scores"].values()] == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_p_is_what_exchanging_the_texts_of_every_set_of_sentences_gives(name):
+    refs, one, two = systems(7, seed=4)
+    metric = METRICS[name]()
+
+    def difference(exchanged: int) -> float:
+        pairs = [(b, a) if exchanged >> i & 1 else (a, b) for i, (a, b) in enumerate(zip(one, two, strict=True))]
+        a, b = (metric.corpus_score([pair[side] for pair in pairs], [refs]).score for side in (0, 1))
+        return abs(a - b)
+
+    least = difference(0) - 1e-9
+    exact = sum(difference(exchanged) >= least for exchanged in range(2**7)) / 2**7
+    settings = EvalConfig(metrics=ALL, bootstrap=4000)
+    table = scoring.compare({"a": one, "b": two}, rows(refs), "zh", settings)["scores"][
+        metric.corpus_score(one, [refs]).name
+    ]
+    assert 0 < exact < 1
+    assert table["systems"]["b"]["p"] == pytest.approx(exact, abs=4 * (exact * (1 - exact) / 4000) ** 0.5)
+
+
+@pytest.mark.parametrize("seed", [2, 12345])
+def test_p_is_that_of_sacrebleus_randomisation_but_for_its_ties(seed, monkeypatch):
+    refs, one, two = systems(70, seed=6)
+    monkeypatch.setenv("SACREBLEU_SEED", str(seed))
+    metrics = {name: make() for name, make in METRICS.items()}
+    _, theirs = PairedTest([("a", one), ("b", two)], metrics, [refs], test_type="ar", n_samples=500)()
+    ours = scoring.compare({"a": one, "b": two}, rows(refs), "zh", EvalConfig(metrics=ALL, bootstrap=500, seed=seed))
+    for name, table in ours["scores"].items():
+        # A difference exactly as large counts as large here.
+        assert theirs[name][1].p_value <= table["systems"]["b"]["p"] <= theirs[name][1].p_value + 0.01
+
+
+def test_off_is_off_for_a_comparison_too(monkeypatch):
+    for name in ("bootstrap", "p_value"):
+        monkeypatch.setattr(scoring, name, lambda *_: pytest.fail("it was resampled"))
+    compared = scoring.compare({"a": HYPS, "b": REFS}, rows(REFS), "zh", EvalConfig(metrics=ALL, bootstrap=0))
+    for table in compared["scores"].values():
+        assert not {"ar", "bs", "seed"} & {part.split(":")[0] for part in table["signature"].split("|")}
+        for row in table["systems"].values():
+            assert row["mean"] is row["interval"] is row["p"] is None
+    told = "\n".join(scoring.comparison_lines(compared))
+    assert told.count("not tested (eval.bootstrap is 0)") == 3
+    assert "±" not in told
+
+
+# ── which way is better ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_floor_says_which_way_its_metric_is_better():
+    assert scoring.floor_text("bleu", 20, 5) == "floor 5.00, +15.00"
+    assert scoring.floor_text("chrf", 20, 25.5) == "floor 25.50, -5.50"
+    assert scoring.floor_text("ter", 85.55, 65.52) == "floor 65.52, 20.03 worse (lower is better)"
+    assert scoring.floor_text("ter", 60, 65.5) == "floor 65.50, 5.50 better (lower is better)"
+    settings = EvalConfig(metrics=ALL, bootstrap=0)
+    told = scoring.report_lines(scoring.evaluate(HYPS, SRCS, rows(REFS), "zh", settings, train=(SRCS, REFS)))
+    (ter,) = [line for line in told if line.startswith("TER")]
+    assert ter.endswith("worse (lower is better)")
+    compared = scoring.comparison_lines(scoring.compare({"a": HYPS, "b": REFS}, rows(REFS), "zh", settings))
+    assert [line for line in compared if line.startswith("TER (lower is better)  nrefs:1|")]
 
 
 # ── on the real corpus ──────────────────────────────────────────────────────────────────────────────────────────────

@@ -99,7 +99,10 @@ def test_translations_and_scores_are_of_the_test_set(walked: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "stale"),
     [
-        ("train.save_every=5", set()),
+        ("train.log_every=5", set()),
+        ("train.device_tokens=500", set()),
+        ("translate.batch_tokens=500", set()),
+        ("train.save_every=2", {"train", "translate", "eval"}),
         ("clean.sources={mini: data/mini/raw/mini.txt}", set()),
         ("clean.sources={dev: data/mini/raw/mini.txt}", set(STAGES)),
         ("eval.bootstrap=10", {"eval"}),
@@ -153,6 +156,21 @@ def test_eval_scores_the_newest_run_other_text_and_compares(walked: Path) -> Non
     assert "p = " in nmt(walked, "eval", "runs/tiny.en-zh/translate/test.hyp", test).stdout
 
 
+@pytest.mark.parametrize(
+    "changes", ["clean.seed=2", "data.src=zh & data.tgt=en", "model.layers=9", "bpe.vocab_size=1100", "data.corpus=cmn"]
+)
+def test_a_setting_that_contradicts_the_training_of_a_run_is_refused(walked: Path, changes: str) -> None:
+    words = [word for change in changes.split(" & ") for word in ("--set", change)]
+    (walked / "line").write_text("Hello.\n")
+    scores = (walked / "runs/tiny.en-zh/eval/scores.json").read_bytes()
+    for command in (["eval"], ["eval", "line"], ["translate"], ["score", "line", "line"]):
+        told = nmt(walked, *command, *words, stdin="Hello.\n", code=2).stderr
+        assert "runs/tiny.en-zh was trained with other settings" in told
+        assert changes.partition("=")[0] in told
+    assert (walked / "runs/tiny.en-zh/eval/scores.json").read_bytes() == scores
+    nmt(walked, "translate", "--set", "translate.beam=1", "--set", "model.layers=1", stdin="Hello.\n")
+
+
 def test_info_and_plan_know_the_run(walked: Path) -> None:
     facts: dict[str, Any] = json.loads(nmt(walked, "info", "--json").stdout)
     assert (facts["state"], facts["step"], facts["vocabulary"]) == ("finished", 8, {"en": 1200, "zh": 1200})
@@ -178,7 +196,7 @@ def test_train_makes_what_is_missing_and_several_processes_share_it(tmp_path: Pa
     measured = json.loads(nmt(folder, "plan", "-c", "tiny.yaml", "--measure", "--json").stdout)["measured"]
     assert measured["seconds_a_step"] > 0
     averaged = nmt(folder, "average", "runs/tiny.en-zh", "--last", "2")
-    assert "average: step-00000008, step-00000012" in averaged.stderr
+    assert "on the whole dev set: average of 2 has " in averaged.stderr
     nmt(folder, "translate", stdin="Hello.\n")
 
 

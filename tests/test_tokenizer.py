@@ -16,7 +16,9 @@ import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bars import watched_bars
 from forked import forked
+from nmt import tokenizer as bpe
 from nmt.config import BpeConfig
 from nmt.errors import ConfigError, DataError
 from nmt.symbols import BOS, EOS, PAD, UNK
@@ -52,6 +54,31 @@ def write_clean(folder: Path, train: dict[str, list[str]], dev: dict[str, list[s
         for language, lines in split.items():
             write_lines(folder / f"{name}.{language}", lines)
     return folder
+
+
+@pytest.mark.parametrize("joint", [True, False])
+def test_the_progress_bar_counts_every_line_as_it_is_learnt_from_and_as_it_is_checked(
+    clean: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, joint: bool
+) -> None:
+    monkeypatch.setattr(bpe, "BLOCK_LINES", 30)
+    bars = watched_bars(monkeypatch, bpe)
+    size = 420 if joint else 330
+    train_bpe(clean, BpeConfig(vocab_size=size, coverage=0.995, joint=joint), LANGUAGES, tmp_path / "new")
+    models = [str(path) for path in (tmp_path / "new").glob("*.model")]
+    given = BpeConfig(vocab_size=size, joint=joint, model=tuple(sorted(models)))
+    train_bpe(clean, given, LANGUAGES, tmp_path / "given")
+    assert [(bar.total, bar.n) for bar in bars] == [(1600, 1600), (800, 800)]
+    assert all(bar.moves > 20 for bar in bars)
+
+
+def test_a_change_is_named_by_its_line_whatever_block_it_is_in(clean: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bpe, "BLOCK_LINES", 3)
+    model = Tokenizer(_attempt(iter(sentences(1, 400)["en"]), SMALL, 300), "x.model")
+    lines = ["The teacher"] * 8
+    for place in range(8):
+        odd = [*lines[:place], "a\u2581b", *lines[place + 1 :]]
+        found = bpe.certify({"en": model}, {"en": odd}, {"en": lines})["sides"]["en"]
+        assert (found["lines"], found["changed_lines"], found["first_change"]) == (8, 1, place + 1)
 
 
 @pytest.fixture(scope="module")
@@ -239,7 +266,7 @@ def test_the_certificate_counts_what_is_in_train(clean, joint, tokenizer):
 def test_text_that_does_not_come_back_fails_the_stage_and_names_the_line(tmp_path):
     train, dev = sentences(1, 400), sentences(2, 20)
     train["zh"][6] += "\u2581"
-    with pytest.raises(DataError, match=r"train\.zh: 1 lines .* line 7\)"):
+    with pytest.raises(DataError, match=r"train\.zh: 1 line would come back .* line 7\)"):
         train_bpe(write_clean(tmp_path, train, dev), SMALL, LANGUAGES, tmp_path)
     train["zh"][6], dev["zh"][3] = "老师在读报纸。", "\u2581"
     with pytest.raises(DataError, match=r"dev"):

@@ -147,7 +147,7 @@ def test_a_finished_run_run_again_writes_nothing(paths, tmp_path):
         return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in found if path.is_file()}
 
     kept = files()
-    train_model(settings("train.save_every=3"), at(paths, tmp_path / "run"), ALONE)
+    train_model(settings("train.log_every=3"), at(paths, tmp_path / "run"), ALONE)
     assert files() == kept
 
 

@@ -25,12 +25,13 @@ from nmt.config import Config, DataConfig, EncodeConfig, ModelConfig, TranslateC
 from nmt.corpus import Normaliser
 from nmt.errors import CheckpointError, ConfigError, DataError
 from nmt.model import CachedDecoder, Transformer, filled
+from nmt.outputs import suspicious
 from nmt.search import beam_search, greedy_search
 from nmt.symbols import BOS, EOS, PAD
 from nmt.text import read_lines
 from nmt.tokenizer import Tokenizer
 from nmt.translate_files import score_files, translate_file
-from nmt.translation import Counts, Options, PairScore, Translation, Translator, longest_loop
+from nmt.translation import Counts, Options, PairScore, Translation, Translator
 
 ENGLISH = [
     "The cat sat on the mat.",
@@ -318,26 +319,6 @@ def test_a_line_end_that_the_model_spells_makes_no_new_line(tokenizer):
     assert translator.translate(["Run!"]) == ["一  二 三 四"]
 
 
-@pytest.mark.parametrize(
-    ("tokens", "turns"),
-    [("", 0), ("a", 1), ("ab", 1), ("aaaaa", 5), ("xababab", 3), ("abcabcay", 2), ("abcdabcd", 2), ("abcdeabcde", 1)],
-)
-def test_the_longest_loop_is_counted_in_turns(tokens, turns):
-    assert longest_loop([ord(token) for token in tokens]) == turns
-
-
-@given(tokens=st.lists(st.integers(0, 2), max_size=14))
-def test_the_longest_loop_is_what_trying_every_stretch_finds(tokens):
-    def turns(start, n):
-        unit, count = tokens[start : start + n], 0
-        while unit and tokens[start + count * n : start + (count + 1) * n] == unit:
-            count += 1
-        return count
-
-    tried = [turns(start, n) for start in range(len(tokens)) for n in range(1, 5) if start + n <= len(tokens)]
-    assert longest_loop(tokens) == max(tried, default=0)
-
-
 def test_empty_repeated_and_cut_translations_are_counted_and_told(tokenizer):
     translator = make(tokenizer, max_extra=40, tied=True)
     at = tokenizer.encode(["猫"])[0][0]
@@ -353,6 +334,38 @@ def test_empty_repeated_and_cut_translations_are_counted_and_told(tokenizer):
     counts = Counts()
     list(translator.stream(["Run!"], counts=counts))
     assert counts.empty == 1
+
+
+def test_translate_counts_the_repeated_outputs_that_eval_counts(tokenizer):
+    said = {"Run!": "我们我们我们我们我们。", "Stop!": "哈哈哈哈", "No, no, no, no, no!": "不，不，不，不，不！",
+            "Wait...": "等一下…………………………", "He is here.": "the cat the cat the cat the cat", "Go.": "1, 1, 1, 1, 1, 1",
+            "ha ha ha ha ha ha ha": "哈哈哈哈哈哈哈哈哈"}  # fmt: skip
+    translator = make(tokenizer)
+    translator.tgt_tokenizer = Spy(tokenizer, "x")
+    translator.tgt_tokenizer.decode = lambda rows: list(said.values())[: len(rows)]
+    counts = Counts()
+    hyps = [best.text for best, *_ in translator.stream(list(said), counts=counts)]
+    assert hyps == list(said.values())
+    assert counts.repeated == suspicious(hyps, list(said))["repeated"] == 3
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda translator: translator.translate("Where is the station?"),
+        lambda translator: translator.translate(b"Run!"),
+        lambda translator: translator.translate(""),
+        lambda translator: translator.translate_nbest("Run!", Options()),
+        lambda translator: next(translator.stream("Run!")),
+        lambda translator: next(translator.stream(["Run!", "Stop!"], prefixes="跑停")),
+        lambda translator: translator.score_pairs("ab", ["啊", "波"]),
+        lambda translator: translator.score_pairs(["a", "b"], "啊波"),
+    ],
+)
+def test_a_text_in_place_of_a_list_of_lines_is_not_taken_for_its_characters(tokenizer, call):
+    with pytest.raises(TypeError, match=r"is one text; give a list of lines, e.g. \["):
+        call(make(tokenizer))
+    assert len(make(tokenizer).translate(("Run!", "Stop!"))) == 2
 
 
 # ── decoding with a real model ──────────────────────────────────────────────────────────────────────────────────────
@@ -447,7 +460,7 @@ def test_a_translation_that_fails_leaves_the_old_output_alone(tokenizer, tmp_pat
     (tmp_path / "in").write_text("Run!\nRun!\n", encoding="utf-8")
     (tmp_path / "begin").write_text("快\n", encoding="utf-8")
     (tmp_path / "out").write_text("old\n", encoding="utf-8")
-    with pytest.raises(DataError, match="1 prefixes"):
+    with pytest.raises(DataError, match=r"1 prefix and .* 2 lines"):
         translate_file(make(tokenizer), tmp_path / "in", tmp_path / "out", prefix_file=tmp_path / "begin", window=1)
     assert (tmp_path / "out").read_text(encoding="utf-8") == "old\n"
 

@@ -14,6 +14,8 @@ import torch
 from nmt import checkpoint
 from nmt.config import BpeConfig, Config, EncodeConfig, load, to_dict
 from nmt.corpus import Normaliser
+from nmt.corpus.guard import leaks
+from nmt.corpus.parallel import Workers
 from nmt.dataset import encode_corpus
 from nmt.distributed import World
 from nmt.provenance import TrainPaths
@@ -42,7 +44,10 @@ def make_corpus(root: Path) -> TrainPaths:
     for split, part in {"train": rows, "dev": rows[:9], "test": rows[:5]}.items():
         write_lines(root / f"{split}.en", [" ".join(words[i] for i in row) for row in part])
         write_lines(root / f"{split}.zh", ["".join(signs[i] for i in row) for row in part])
-    Normaliser("keep", {"en": False, "zh": True}).save(root / "normalisation.json")
+    normaliser = Normaliser("keep", {"en": False, "zh": True})
+    normaliser.save(root / "normalisation.json")
+    with Workers(1) as pool:
+        leaks(root, normaliser, pool)  # It also writes the keys of the training text.
     for name in ("bpe", "encode"):
         (root / name).mkdir()
     train_bpe(root, BpeConfig(vocab_size=340, coverage=1.0), ("en", "zh"), root / "bpe")

@@ -173,14 +173,15 @@ def step_folder(run: Path, step: int) -> Path:
     return run / "checkpoints" / f"step-{step:08d}"
 
 
-def _step_of(folder: Path) -> int:
+def step_of(folder: Path) -> int:
+    """The step of a checkpoint folder."""
     return int(folder.name[5:])
 
 
 def saved_steps(run: Path) -> list[Path]:
     """The run's checkpoint folders, oldest first, by step and not by the clock."""
     found = [path for path in (run / "checkpoints").glob("step-*") if re.fullmatch(r"step-[0-9]{8,}", path.name)]
-    return sorted(found, key=_step_of)
+    return sorted(found, key=step_of)
 
 
 def _newest_that(run: Path, use: Callable[[Path], T]) -> T | None:
@@ -250,7 +251,7 @@ def prune(run: Path, keep: int, every: int, latest: int) -> None:
     by averaging the same checkpoints as one that was not. A later one was damaged and passed over: it goes as well.
     """
     folders = saved_steps(run)
-    before = [folder for folder in folders if _step_of(folder) < latest and _step_of(folder) % every == 0]
+    before = [folder for folder in folders if step_of(folder) < latest and step_of(folder) % every == 0]
     kept = {*before[max(0, len(before) - keep + 1) :], step_folder(run, latest)}
     for folder in folders:
         if folder not in kept:

@@ -1,4 +1,8 @@
-"""Every setting of nmt, in street order, each with its unit and a sentence; and the loader of YAML files.
+"""Every setting of nmt, in pipeline order, each with its unit and a sentence; and the loader of YAML files.
+
+A setting is of one of three kinds. A *result* setting changes what is computed or chosen, so it is in the fingerprint
+of its stage; every setting is one unless it says otherwise. *Numerics* change rounding and dropout masks alone: the
+same pairs, the same formulas. *Runtime* settings leave every byte of the result as it is.
 
 A file in `configs/` names only what differs from the defaults here. `--set section.key=value` changes one setting.
 Nothing is read beyond the file itself before all of its problems have been told. This module imports neither torch
@@ -16,15 +20,18 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 
-from nmt.errors import MOST_TOLD, ConfigError
+from nmt.errors import MOST_TOLD, ConfigError, counted
 from nmt.languages import parse
 
 LARGEST_FILE = 1_000_000
 """Bytes; a settings file is a page, not a data set."""
+
+LONGEST_NAME = 200
+"""Bytes of a name that becomes a folder; file systems take 255, and what is being written there has a longer one."""
 
 LARGEST_NUMBER = 2**31 - 1
 """Of whole numbers; what reads the settings computes with them in floats and in 64 bits."""
@@ -33,11 +40,59 @@ MOST_EDITS = 2
 """Letters added, left out, changed or swapped in a name that is still taken for a slip of the other one."""
 
 
+Kind = Literal["result", "numerics", "runtime"]
+
+NUMERICS: Kind = "numerics"
+"""Marks a setting that changes rounding and dropout masks alone; a run records it and may be resumed with another."""
+RUNTIME: Kind = "runtime"
+"""Marks a setting that leaves every byte of the result as it is."""
+
+
 def _check(*rules: tuple[bool, str]) -> None:
     """Raise ConfigError with the text of every rule that does not hold."""
     problems = [text for holds, text in rules if not holds]
     if problems:
         raise ConfigError(*problems)
+
+
+def name_rule(what: str, name: str) -> tuple[bool, str]:
+    """Whether a name can be that of a folder, here and wherever it is copied to, and what to say if it can't.
+
+    The one rule for every name that becomes a path: of a corpus, a source, a run. A name is never a path itself.
+    """
+    faults = (
+        (not name, "it is empty"),
+        (re.search(r'[/\\:*?"<>|]', name) is not None, 'it has one of / \\ : * ? " < > |'),
+        (_NOT_A_NAME.search(name) is not None, "it has a control character, or one that is no text"),
+        (name[:1] in (".", " ") or name[-1:] in (".", " "), "it begins or ends with a dot or a space"),
+        (re.search(r"\w", name) is None, "it has no letter and no digit"),
+        (_DEVICE.fullmatch(name) is not None, "Windows means a device by it"),
+        (len(name.encode(errors="replace")) > LONGEST_NAME, f"it has over {LONGEST_NAME} bytes"),
+    )
+    found = [fault for holds, fault in faults if holds]
+    return not found, (
+        f"{what} is {name!r}; give a folder name: letters, digits, '.', '_' or '-' "
+        f"({found[0] if found else 'as it does'})."
+    )
+
+
+def check_name(what: str, name: str) -> None:
+    """Raises ConfigError for a name that can't be that of a folder."""
+    _check(name_rule(what, name))
+
+
+# No file, folder or language has these in its name; YAML can spell them ("\0").
+_NOT_A_NAME = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+_DEVICE = re.compile(r"(?:con|prn|aux|nul|com\d|lpt\d)(?:\..*)?", re.IGNORECASE)
+
+
+def _pair_rule(what: str, files: Sequence[str]) -> tuple[bool, str]:
+    """Two files belong together line by line, which two tab-separated ones don't."""
+    two_tables = len(files) == 2 and all(file.lower().endswith(".tsv") for file in files)
+    return not two_tables, (
+        f"{what} names two tab-separated files, {' and '.join(files)}; of two files each has one language. "
+        "Put them into one (cat), or give one of them."
+    )
 
 
 def _language_rules(name: str, codes: Sequence[str]) -> list[tuple[bool, str]]:
@@ -65,10 +120,7 @@ class DataConfig:
     def __post_init__(self) -> None:
         _check(
             (self.src != self.tgt, f"data.tgt is {self.tgt!r}, the same as data.src; give two languages."),
-            (
-                re.fullmatch(r"[\w.-]*\w[\w.-]*", self.corpus) is not None,
-                f"data.corpus is {self.corpus!r}; give a folder name: letters, digits, '.', '_' or '-'.",
-            ),
+            name_rule("data.corpus", self.corpus),
             *_language_rules("data.src", [self.src]),
             *_language_rules("data.tgt", [self.tgt]),
         )
@@ -102,8 +154,8 @@ class CleanConfig:
     """Pairs of the test set when it is made here, likewise."""
     seed: int = 1
     """Salt of the hash that orders the groups for the split."""
-    zh_script: Literal["simplified", "traditional", "keep", "filter"] = "simplified"
-    """Convert Chinese to one script, keep it as found, or drop lines with Traditional characters (`filter`)."""
+    zh_script: Literal["auto", "simplified", "traditional", "keep", "filter"] = "auto"
+    """Convert Chinese to the script of its code (`auto`) or another, keep it, or drop Traditional lines (`filter`)."""
     max_words: int = 200
     """Longest side in words, for a side that is written with spaces."""
     max_units: int = 300
@@ -126,6 +178,8 @@ class CleanConfig:
     """Drop pairs whose tags, formulas or printf placeholders differ, or that have an entity HTML doesn't know."""
     drop_pinyin: bool = True
     """Drop pairs whose Han side also has its pronunciation in Latin letters with tone marks."""
+    drop_kana: bool = True
+    """Drop pairs whose Chinese side is Japanese or Korean: more than one kana or hangul, and a tenth of its letters."""
     drop_cantonese: bool = False
     """Drop Chinese lines with at least two Cantonese-only characters."""
     drop_numbers: bool = False
@@ -143,6 +197,10 @@ class CleanConfig:
                 all(1 <= len(files) <= 2 for files in self.sources.values()),
                 "clean.sources: a source is one tab-separated file or two line-aligned files.",
             ),
+            *(name_rule("a name in clean.sources", name) for name in self.sources),
+            *(_pair_rule(f"clean.sources: {name}", files) for name, files in self.sources.items()),
+            _pair_rule("clean.dev", self.dev),
+            _pair_rule("clean.test", self.test),
             (
                 bool(self.dev) == bool(self.test),
                 "clean.dev and clean.test: give both as files, or neither and let clean split.",
@@ -151,7 +209,7 @@ class CleanConfig:
             (
                 _keeps_line_ends(self.encoding),
                 f"clean.encoding is {self.encoding!r}; give one that Python knows and in which a line feed is one "
-                "byte, e.g. utf-8, gb18030 or big5.",
+                "byte, e.g. utf-8, gb18030 or big5; convert files in others (iconv).",
             ),
             *(
                 (getattr(self, name) >= 1, f"clean.{name} is {getattr(self, name)}; give at least 1.")
@@ -206,7 +264,7 @@ class BpeConfig:
             ),
             (
                 len(self.model) in ((0, 1) if self.joint else (0, 2)),
-                f"bpe.model names {len(self.model)} files; give {'one' if self.joint else 'two'} or none.",
+                f"bpe.model names {counted(len(self.model), 'file')}; give {'one' if self.joint else 'two'} or none.",
             ),
         )
 
@@ -327,7 +385,7 @@ class OptimConfig:
     patience: int = 0
     """Stop after so many validations without a better score; 0 never stops early."""
     stop_on: Literal["bleu", "loss"] = "bleu"
-    """The score of the dev set that early stopping and the best checkpoint go by."""
+    """The score of the dev set that early stopping and the best checkpoint go by; bleu is that of greedy search."""
     seed: int = 1
     """Seed of the weights, the order of the data and dropout."""
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
@@ -363,25 +421,25 @@ class OptimConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """How long and how often we look; none of it decides the result."""
+    """How an update is computed, how often the model is validated and saved, and what is kept."""
 
-    device_tokens: int | Literal["auto"] = 4096
+    device_tokens: Annotated[int | Literal["auto"], NUMERICS] = 4096
     """Tokens, padding included, that one forward pass on one device may hold on either side; auto finds the most."""
     validate_every: int = 1000
     """Steps between two validations."""
     validate_sentences: int = 200
-    """First sentences of the dev set that are translated at a validation; 0 translates none."""
+    """First sentences of the dev set that are translated (greedily) at a validation; 0 translates none."""
     save_every: int = 1000
     """Steps between two checkpoints."""
-    log_every: int = 50
+    log_every: Annotated[int, RUNTIME] = 50
     """Steps between two lines of the log."""
     keep: int = 5
     """Newest checkpoints that are kept, beside the best; the training ends by averaging them."""
-    compile: bool = False
+    compile: Annotated[bool, NUMERICS] = False
     """Compile the model with torch.compile."""
-    timeout: float = 600.0
+    timeout: Annotated[float, RUNTIME] = 600.0
     """Seconds that a process waits for the others, at the beginning and in each exchange, before it gives up."""
-    silence: float = 60.0
+    silence: Annotated[float, RUNTIME] = 60.0
     """Seconds without a move after which the other processes name one that has fallen silent."""
 
     def __post_init__(self) -> None:
@@ -415,7 +473,7 @@ class TranslateConfig:
     """A sentence is done when beam times this many have finished (Kasai 2022; 1: as fairseq), 0: when none can win."""
     max_extra: int = 50
     """A translation has at most so many tokens more than its source (Vaswani et al. 2017, section 6.1)."""
-    batch_tokens: int = 4096
+    batch_tokens: Annotated[int, NUMERICS] = 4096
     """Source tokens times beam, padding included, that are decoded together."""
     max_input: int = 512
     """Tokens of the longest input that is translated whole; a longer one is split at its sentence ends."""
@@ -504,6 +562,18 @@ class Config:
 
 
 SECTIONS: dict[str, type[Any]] = {name: kind for name, kind in typing.get_type_hints(Config).items() if kind is not str}
+
+
+def kinds(section: type[Any]) -> dict[str, Kind]:
+    """The kind of each setting of a section."""
+    hints = typing.get_type_hints(section, include_extras=True)
+    return {name: getattr(hint, "__metadata__", ("result",))[0] for name, hint in hints.items()}
+
+
+def of_kind(settings: Any, kind: Kind) -> dict[str, Any]:
+    """The settings of one kind of a section, as plain values."""
+    found = kinds(type(settings))
+    return {name: value for name, value in to_dict(settings).items() if found[name] == kind}
 
 
 # ── reading YAML ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -607,10 +677,6 @@ def _convert(value: Any, kind: Any) -> Any:
         return value
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text (quote it if need be)"}
     raise ValueError(f"expected {names[kind]}")
-
-
-# No file, folder or language has these in its name; YAML can spell them ("\0").
-_NOT_A_NAME = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 def _edits(one: str, other: str) -> int:
@@ -810,12 +876,13 @@ def show(config: Config, origins: Mapping[str, str]) -> Iterator[str]:
     """The lines of a YAML file that has every setting, its sentence, and where a value that is no default came from."""
     for section, kind in SECTIONS.items():
         yield f"{section}:  # {inspect.getdoc(kind)}"
-        told, values = sentences(kind), to_dict(getattr(config, section))
+        told, values, kind_of = sentences(kind), to_dict(getattr(config, section)), kinds(kind)
         for key, value in values.items():
             text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10**6)
             source = origins.get(f"{section}.{key}")
             # Names the origin first, so that what a recipe changes is seen at a glance.
-            yield f"  # {told[key]}" + (f"  [{source}]" if source else "")
+            kind_told = "" if kind_of[key] == "result" else f" ({kind_of[key]})"
+            yield f"  # {told[key]}{kind_told}" + (f"  [{source}]" if source else "")
             yield f"  {key}: {text.removesuffix('...' + chr(10)).strip()}"
         yield ""
 

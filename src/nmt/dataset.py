@@ -4,19 +4,21 @@ Each split and language has two files: `NAME.ids`, all tokens of all sentences o
 vocabulary allows), each sentence with its eos, and `NAME.offsets`, where each begins. `meta.json` says the rest.
 """
 
+import functools
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from tqdm import tqdm
 
 from nmt.batching import Numbers
 from nmt.config import EncodeConfig
-from nmt.errors import DataError, told
+from nmt.errors import DataError, counted, told
 from nmt.symbols import EOS
 from nmt.text import lines_of
 from nmt.tokenizer import Tokenizer, load_tokenizers
@@ -74,8 +76,11 @@ def encode_corpus(
     """
     tokenizers = load_tokenizers(bpe, languages[0], languages[1])
     meta: dict[str, Any] = {"format": FORMAT, "languages": list(languages), "splits": {}}
-    for split in SPLITS:
-        meta["splits"][split] = _encode_split(clean, split, tokenizers, settings.max_tokens, languages, out)
+    pairs = sum(_count_lines(clean / f"{split}.{languages[0]}") for split in SPLITS)
+    with tqdm(total=pairs, desc="encode", unit=" pairs", disable=None, leave=False) as bar:
+        for split in SPLITS:
+            counts = _encode_split(clean, split, tokenizers, settings.max_tokens, languages, out, bar.update)
+            meta["splits"][split] = counts
     meta["sha256"] = {path.name: _sha256(path) for path in sorted(out.iterdir())}
     meta["vocab_size"] = [len(tokenizer) for tokenizer in tokenizers]
     (out / "meta.json").write_text(json.dumps(meta, indent=2, sort_keys=True) + "\n", encoding="utf-8")
@@ -92,7 +97,9 @@ def _encode_split(
     max_tokens: int,
     languages: tuple[str, ...],
     out: Path,
+    done: Callable[[int], object],
 ) -> dict[str, int]:
+    """Encode one split; `done` is told how many pairs more have been encoded."""
     kept: list[int] = []
     lengths: tuple[list[int], list[int]] = ([], [])
     read = 0
@@ -108,6 +115,7 @@ def _encode_split(
                         lengths[side].append(len(ids) + 1)
                         streams[side].write(np.array([*ids, EOS], dtype=dtypes[side]).tobytes())
             read += len(window[0])
+            done(len(window[0]))
     finally:
         for stream in streams:
             stream.close()
@@ -118,6 +126,11 @@ def _encode_split(
     (out / f"{split}.rows").write_bytes(np.array(kept, dtype=np.int64).tobytes())
     counts = {"pairs": len(kept), "dropped": read - len(kept)}
     return counts | {f"{name}_tokens": sum(column) for name, column in zip(languages, lengths, strict=True)}
+
+
+def _count_lines(path: Path) -> int:
+    with open(path, "rb") as stream:
+        return sum(block.count(b"\n") for block in iter(functools.partial(stream.read, 1 << 20), b""))
 
 
 def _windows(clean: Path, split: str, languages: Sequence[str]) -> Iterator[list[list[str]]]:
@@ -143,6 +156,24 @@ def _windows(clean: Path, split: str, languages: Sequence[str]) -> Iterator[list
 def _sha256(path: Path) -> str:
     with open(path, "rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def table_of_counts(meta: dict[str, Any]) -> list[str]:
+    """The counts of an encode folder as a table for the terminal: pairs, those that were too long, and tokens."""
+    names = [f"{language} tokens" for language in meta["languages"]]
+    heads = ["", "pairs", "too long", *names]
+    rows = [
+        [split, *(f"{counts[key]:,}" for key in ("pairs", "dropped", *(name.replace(" ", "_") for name in names)))]
+        for split in SPLITS
+        for counts in [meta["splits"][split]]
+    ]
+    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    return [
+        "  ".join(
+            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        )
+        for row in (heads, *rows)
+    ]
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
@@ -186,7 +217,7 @@ def open_dataset(folder: Path, split: str, src: str, tgt: str) -> ParallelDatase
         # An empty file cannot be mapped.
         ids = np.memmap(path, dtype=dtype, mode="r", shape=(size,)) if size else np.zeros(0, dtype)
         if not len(offsets) or offsets[0] or offsets[-1] != len(ids) or (np.diff(offsets) < 1).any():
-            raise DataError(f"{path} has {len(ids):,} tokens, but others are listed; run nmt encode again.")
+            raise DataError(f"{path} has {counted(len(ids), 'token')}, but others are listed; run nmt encode again.")
         return Column(ids, offsets)
 
     sides = column(src), column(tgt)

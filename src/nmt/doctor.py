@@ -19,7 +19,7 @@ import torch
 from nmt import checkpoint, machine
 from nmt.config import Config
 from nmt.distributed import choose_device
-from nmt.errors import NmtError
+from nmt.errors import NmtError, counted
 from nmt.pipeline import Stage
 from nmt.provenance import read_config
 from nmt.rehearsal import COMPARABLE, SAVE_EVERY, STEPS, Bench, hashes, options, read_losses
@@ -76,7 +76,7 @@ def verdict(holds: bool, figure: str) -> Proof:
 def judge_losses(alone: Sequence[float], shared: Sequence[float], where: str) -> Proof:
     """The losses of each step in one process and in two."""
     if not alone or len(alone) != len(shared):
-        return verdict(False, f"{len(alone)} steps in one process, {len(shared)} in two")
+        return verdict(False, f"{counted(len(alone), 'step')} in one process, {len(shared)} in two")
     gaps = [abs(one - two) for one, two in zip(alone, shared, strict=True)]
     holds = all(gap <= LARGEST_LOSS_DIFFERENCE for gap in gaps)  # A loss that is no number is in no bound.
     return verdict(holds, f"losses of {len(gaps)} steps differ by at most {max(gaps):.1e}, {where}")
@@ -85,7 +85,9 @@ def judge_losses(alone: Sequence[float], shared: Sequence[float], where: str) ->
 def judge_translations(lines: int, alone: Sequence[Translation], together: Sequence[Translation]) -> Proof:
     """The translations of the same lines, each by itself and many together."""
     if not len(alone) == len(together) == lines:
-        return verdict(False, f"{lines} lines became {len(alone)} one by one, {len(together)} at batch {TOGETHER}")
+        return verdict(
+            False, f"{counted(lines, 'line')} became {len(alone)} one by one, {len(together)} at batch {TOGETHER}"
+        )
     pairs = list(zip(alone, together, strict=True))
     equal = sum(one.text == other.text for one, other in pairs)
     gaps = [abs(one.score - other.score) for one, other in pairs]
@@ -101,7 +103,7 @@ def judge_text(lines: Mapping[str, Sequence[str]], back: Mapping[str, Sequence[s
         for number, (line, other) in enumerate(itertools.zip_longest(side, back[where]), 1)
         if line != other
     ]
-    figure = f"{sum(map(len, lines.values())):,} lines, {len(changed):,} changed"
+    figure = f"{counted(sum(map(len, lines.values())), 'line')}, {len(changed):,} changed"
     return verdict(
         not changed, figure + (f" (the first is line {changed[0][1]} of {changed[0][0]})" if changed else "")
     )

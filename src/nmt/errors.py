@@ -53,6 +53,11 @@ class LostContact(NmtError):
     """Another process of this training is gone or has failed, and says why; this one is well."""
 
 
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """`1 line`, `2,000 lines`: a number with its noun, whose plural has an s unless it is given."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
 # ── what went wrong with a file ─────────────────────────────────────────────────────────────────────────────────────
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from nmt.config import Config
+from nmt.overlap import check_unseen
 from nmt.scoring import evaluate, report_lines
-from nmt.text import read_lines
+from nmt.text import read_lines, read_object
 
 MOST_PARTS = 5
 """Different attributions of a test set that are told apart; more are people, not parts of a corpus."""
@@ -16,12 +17,29 @@ def references(config: Config, clean: Path) -> list[list[str]]:
     return [row.split("\t") for row in read_lines(clean / f"test.refs.{config.data.tgt}")]
 
 
-def evaluate_test(config: Config, clean: Path, hyps: list[str]) -> dict[str, Any]:
-    """`nmt.scoring.evaluate` on the test set, and on each of its parts where the corpus is made of a few."""
+def trained_on(config: Config, clean: Path, run: Path, allow_overlap: bool) -> int:
+    """How many lines of the test set the run was trained on; raises DataError if any, unless that is allowed."""
+    src = config.data.src
+    return check_unseen(run, src, read_lines(clean / f"test.{src}"), references(config, clean), allow_overlap)
+
+
+def evaluate_test(
+    config: Config, clean: Path, hyps: list[str], run: Path, *, allow_overlap: bool = False
+) -> dict[str, Any]:
+    """`nmt.scoring.evaluate` on the test set, and on each of its parts where the corpus is made of a few.
+
+    `trained_on` is how many lines `run` was trained on, which raises DataError unless it is allowed; `reference_form`
+    is what `clean` says of references that are not in the form of the training text, or None.
+    """
+    overlap = trained_on(config, clean, run, allow_overlap)
     src, tgt = config.data.src, config.data.tgt
     srcs, refs = read_lines(clean / f"test.{src}"), references(config, clean)
     train = (read_lines(clean / f"train.{src}"), read_lines(clean / f"train.{tgt}"))
     result = evaluate(hyps, srcs, refs, tgt, config.eval, train)
+    result["trained_on"] = overlap
+    report = clean / "report.json"
+    form = read_object(report).get("reference_form", {}) if report.is_file() else {}
+    result["reference_form"] = form.get("test", {}).get(tgt)
     attribution = clean / "test.attribution"
     names = read_lines(attribution) if attribution.is_file() else []
     if 1 < len(set(names)) <= MOST_PARTS:
@@ -37,6 +55,15 @@ def evaluate_test(config: Config, clean: Path, hyps: list[str]) -> dict[str, Any
 def score_lines(result: dict[str, Any]) -> list[str]:
     """A result of `evaluate_test` for the terminal, each part with its floor."""
     lines = report_lines(result)
+    form = result.get("reference_form")
+    if form and form["bleu"] < 99.995:
+        lines.append(
+            f"{100 * form['share']:.1f} % of the references are not in the form of the training text (script, marks); "
+            f"a perfect translation in that form has BLEU {form['bleu']:.2f}\n  {form['signature']}"
+        )
+    if result.get("trained_on"):
+        share = result["trained_on"] / result["lines"]
+        lines.append(f"{result['trained_on']:,} test lines ({share:.1%}) have a sentence that the run was trained on")
     for name, part in result.get("parts", {}).items():
         bleu, floor = part["scores"]["bleu"], part["floor"]["bleu"]["value"]
         lines.append(

@@ -17,6 +17,9 @@ CHINESE = frozenset({
 """Primary subtags of Chinese: the macrolanguage, its members and Literary Chinese."""
 
 
+UNSPACED = frozenset({"ja", "ryu", "th", "nod", "tts", "lo", "km", "my", "shn", "ksw", "mnw", "bo", "dz"})
+"""Primary subtags of other languages that are written without spaces between words."""
+
 LONGEST = 35
 """Characters of a code; RFC 5646 (section 4.4.1) asks for no more."""
 
@@ -34,6 +37,11 @@ class Language(NamedTuple):
     @property
     def is_chinese(self) -> bool:
         return self.primary in CHINESE
+
+    @property
+    def is_unspaced(self) -> bool:
+        """Whether it is written without spaces between words, as Chinese is."""
+        return self.is_chinese or self.primary in UNSPACED
 
 
 def parse(code: str) -> Language:

@@ -16,7 +16,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
@@ -57,6 +57,10 @@ class Stage:
     after an interruption; any other works beside it and starts over."""
     format: int = 1
     """Goes up when the same settings and files would now make something else."""
+    packages: Sequence[str] = ()
+    """What else the result depends on: a status says so if another version of one has made it."""
+    made: Mapping[str, str] = field(default_factory=dict)
+    """The content, as it is now, of the files that the stage has written."""
 
     @property
     def missing(self) -> list[Path]:
@@ -81,7 +85,12 @@ class State:
     reason: str = ""
 
     def __str__(self) -> str:
-        words = {"fresh": f"fresh ({self.stage.writes})", "waits": f"waits for {self.reason}", "absent": self.reason}
+        note = f"; {self.reason}" if self.reason else ""
+        words = {
+            "fresh": f"fresh ({self.stage.writes}){note}",
+            "waits": f"waits for {self.reason}",
+            "absent": self.reason,
+        }
         return f"{self.stage.name}: {words.get(self.word, f'stale, {self.reason}')}"
 
 
@@ -90,29 +99,35 @@ class State:
 
 @contextlib.contextmanager
 def remembered_hashes(memory: Path) -> Iterator[ContentHash]:
-    """A content hash that reads a file again only when its size or modification time has changed.
+    """A content hash that reads a file again only when its inode, its size or one of its times has changed.
 
-    `memory` may be lost, or be written by several processes at once: that costs time, never a wrong answer.
+    `memory` may be lost, or be written by several processes at once: that costs time. An answer is wrong only where a
+    file was changed while the system's clock was set back; the time of the last change cannot be set like the others.
     """
     known: dict[str, Any] = read_json(memory)
     before = dict(known)
 
     def content_hash(path: Path) -> str:
-        facts, place = path.stat(), os.path.abspath(path)
+        found, place = path.stat(), os.path.abspath(path)
+        facts = [found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
         entry = known.get(place)
-        if isinstance(entry, list) and entry[:2] == [facts.st_size, facts.st_mtime_ns] and len(entry) == 3:
-            return str(entry[2])
-        with path.open("rb") as stream:
-            found = hashlib.file_digest(stream, "sha256").hexdigest()
+        if isinstance(entry, list) and entry[:-1] == facts:
+            return str(entry[-1])
+        content = _sha256(path)
         # A file that was written a moment ago may be written again with the same size within one tick of the clock.
-        if time.time_ns() - facts.st_mtime_ns > 2_000_000_000:
-            known[place] = [facts.st_size, facts.st_mtime_ns, found]
-        return found
+        if time.time_ns() - max(found.st_mtime_ns, found.st_ctime_ns) > 2_000_000_000:
+            known[place] = [*facts, content]
+        return content
 
     yield content_hash
     if known != before and memory.parent.is_dir():
         with contextlib.suppress(OSError):
             write_json(memory, {place: entry for place, entry in known.items() if os.path.exists(place)})
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def make_stage(
@@ -125,8 +140,13 @@ def make_stage(
     content_hash: ContentHash,
     result: str = "",
     format: int = 1,
+    packages: Sequence[str] = (),
+    numbered: bool = False,
 ) -> Stage:
-    """A stage; a folder among `reads` stands for every file in it but its stamp."""
+    """A stage; a folder among `reads` stands for every file in it but its stamp.
+
+    If it is `numbered`, its folder has the start of its fingerprint in its name, so that equal settings share a folder.
+    """
     files: dict[str, Path] = {}
     for role, path in reads.items():
         if path.is_dir():
@@ -134,7 +154,7 @@ def make_stage(
             files |= {f"{role}/{file.relative_to(path).as_posix()}": file for file in inside}
         else:
             files[role] = path
-    return Stage(
+    stage = Stage(
         name=name,
         reads=files,
         hashes={role: content_hash(path) for role, path in files.items() if path.is_file()},
@@ -143,12 +163,12 @@ def make_stage(
         writes=writes,
         result=result,
         format=format,
+        packages=packages,
     )
-
-
-def numbered(stage: Stage) -> Stage:
-    """The stage with the start of its fingerprint in the name of its folder, so that equal settings share a folder."""
-    return replace(stage, writes=stage.writes.with_name(f"{stage.name}-{stage.fingerprint[:8] or '????????'}"))
+    if numbered:
+        stage = replace(stage, writes=writes.with_name(f"{writes.name}-{stage.fingerprint[:8] or '????????'}"))
+    made = {file: stage.writes / file for file in read_stamp(stage.writes).get("wrote", {})}
+    return replace(stage, made={file: content_hash(path) for file, path in made.items() if path.is_file()})
 
 
 # ── how things stand ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -176,8 +196,10 @@ def _state(stage: Stage, before: Sequence[Stage]) -> State:
         return State(stage, "stale", f"{stage.missing[0]} is missing")
     stamp = read_stamp(stage.writes)
     if stamp.get("fingerprint") == stage.fingerprint:
-        lost = _lost(stage.writes, stamp)
-        return State(stage, "stale", f"{lost[0]} is not as it was made") if lost else State(stage, "fresh")
+        lost = _lost(stage, stamp)
+        if lost:
+            return State(stage, "stale", f"{lost[0]} is not as it was made")
+        return State(stage, "fresh", _other_versions(stage, stamp))
     stamp = stamp or _newest_stamp(stage)
     if stamp:
         return State(stage, "stale", _why(stage, stamp))
@@ -185,14 +207,19 @@ def _state(stage: Stage, before: Sequence[Stage]) -> State:
     return State(stage, "absent", "begun, not finished" if begun else "not made yet")
 
 
-def _why(stage: Stage, stamp: Mapping[str, Any]) -> str:
-    """What differs between `stamp` and the stage as it is now."""
-    found = differences(stamp.get("settings", {}), stage.settings)
-    old, new = stamp.get("reads", {}), stage.hashes
+def what_changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What differs in the `settings` and the content of the files (`reads`) of two results, a line for each."""
+    found = differences(before["settings"], now["settings"])
+    old, new = before["reads"], now["reads"]
     files = [f"{name} is gone" for name in old if name not in new]
     files += [f"{name} is new" for name in new if name not in old]
     files += [f"{name} has changed" for name in new if name in old and old[name] != new[name]]
-    found += files[:MOST_FILES] + ([f"and {len(files) - MOST_FILES} more files"] if len(files) > MOST_FILES else [])
+    return found + files[:MOST_FILES] + ([f"and {len(files) - MOST_FILES} more files"] * (len(files) > MOST_FILES))
+
+
+def _why(stage: Stage, stamp: Mapping[str, Any]) -> str:
+    """What differs between `stamp` and the stage as it is now."""
+    found = what_changed(stamp, {"settings": stage.settings, "reads": stage.hashes})
     if stamp.get("format") != stage.format:
         found.append(f"nmt now writes format {stage.format}, this is {stamp.get('format')}")
     return "; ".join(found) or "made by another version of nmt"
@@ -223,17 +250,17 @@ def read_json(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _lost(folder: Path, stamp: Mapping[str, Any]) -> list[Path]:
-    """Files that the stamp speaks of and that are gone or have another size."""
-    wrote = stamp.get("wrote", {})
-    return [folder / name for name, size in wrote.items() if _size(folder / name) != size]
+def _lost(stage: Stage, stamp: Mapping[str, Any]) -> list[Path]:
+    """Files that the stamp speaks of and that are gone or have other content."""
+    return [stage.writes / name for name, content in stamp["wrote"].items() if stage.made.get(name) != content]
 
 
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return -1
+def _other_versions(stage: Stage, stamp: Mapping[str, Any]) -> str:
+    """With what other versions of packages the result was made than are installed now."""
+    then, now = stamp.get("versions", {}), _versions()
+    found = [f"{name} {then[name]}" for name in stage.packages if name in then and then[name] != now.get(name)]
+    here = [f"{name} {now.get(name, 'not installed')}" for name in stage.packages if then.get(name) != now.get(name)]
+    return f"made with {', '.join(found)}, here is {', '.join(here)}" if found else ""
 
 
 # ── acting ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -251,8 +278,8 @@ def run(street: Callable[[], list[Stage]], upto: str | None = None, since: str |
             raise ConfigError(f"there is no stage {name}; the street has {', '.join(names)}.")
     for position in range(names.index(since) if since else 0, names.index(upto) + 1 if upto else len(names)):
         state = _state(stages[position], stages[:position])
-        if state.word == "waits":
-            # What it waits for may have been made by another process since the street was built.
+        if state.word != "fresh":
+            # It, or what it waits for, may have been made by another process since the street was built.
             stages = street()
             state = _state(stages[position], stages[:position])
         log.info("%s", state)
@@ -292,7 +319,6 @@ def act(stage: Stage) -> None:
 
 def put_stamp(stage: Stage, folder: Path, seconds: float) -> None:
     """Say that `folder` holds what the stage makes of its settings and files as they are now."""
-    result = folder / stage.result
     write_json(
         folder / STAMP,
         {
@@ -301,15 +327,27 @@ def put_stamp(stage: Stage, folder: Path, seconds: float) -> None:
             "format": stage.format,
             "settings": stage.settings,
             "reads": stage.hashes,
-            "wrote": {
-                file.relative_to(folder).as_posix(): file.stat().st_size
-                for file in sorted(result.rglob("*"))
-                if file.is_file() and file.name != STAMP
-            },
+            "wrote": _contents(folder, stage.result),
             "seconds": round(seconds, 3),
             "versions": _versions(),
         },
     )
+
+
+def _contents(folder: Path, result: str) -> dict[str, str]:
+    """The SHA-256 of each file of a stage's result."""
+    files = [file for file in sorted((folder / result).rglob("*")) if file.is_file() and file.name != STAMP]
+    return {file.relative_to(folder).as_posix(): _sha256(file) for file in files}
+
+
+@contextlib.contextmanager
+def changed_by_hand(folder: Path, result: str) -> Iterator[None]:
+    """What the block puts in place of the result of a finished stage is its result from now on."""
+    stamp = read_stamp(folder)
+    whole = bool(stamp) and stamp["wrote"] == _contents(folder, result)
+    yield
+    if whole:
+        write_json(folder / STAMP, stamp | {"wrote": _contents(folder, result)})
 
 
 def _move(part: Path, stage: Stage) -> None:
@@ -322,7 +360,8 @@ def _move(part: Path, stage: Stage) -> None:
             return
         except OSError as error:
             stamp = read_stamp(stage.writes)
-            if stamp.get("fingerprint") == stage.fingerprint and not _lost(stage.writes, stamp):
+            same = stamp.get("fingerprint") == stage.fingerprint
+            if same and stamp["wrote"] == _contents(stage.writes, stage.result):
                 return
             if last:
                 raise DataError(f"{stage.name}: cannot rename {part} to {stage.writes}: {error.strerror}.") from error

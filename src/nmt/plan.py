@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nmt.config import Config, ModelConfig, OptimConfig
+from nmt.config import Config, ModelConfig, OptimConfig, TranslateConfig
 from nmt.pipeline import Stage
 from nmt.sizes import parameters, training_flops
 from nmt.tracking import duration
@@ -39,22 +39,70 @@ class Data:
 # ── formulas ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def activation_bytes(model: ModelConfig, src_slots: int, tgt_slots: int, bytes_each: int) -> int:
+def activation_bytes(model: ModelConfig, src_slots: int, tgt_slots: int, half: bool, device: str = "cpu") -> int:
     """What the backward pass of a micro-batch keeps, but for the loss, which works in chunks.
 
-    Of an attention block: query, keys and values, what was found (as heads and as rows), the dropout mask, the sum
-    and its norm. Of a feed-forward block: the inner activations, mask, sum and norm.
+    Of an attention block: query, keys and values, what was found, the dropout mask, the sum and its norm. Of a
+    feed-forward block: the inner activations, mask, sum and norm. With `half` (autocast) the sums stay float32, and
+    instead of its norm each projection keeps a copy of its own. Masks are bytes on a GPU, numbers on a CPU.
     """
-    width, inner = model.d_model, model.d_ff
+    width, inner, size = model.d_model, model.d_ff, 2 if half else 4
+    mask_size = size if device == "cpu" else 1
     kv_width = 2 * (model.kv_heads or model.heads) * width // model.heads
-    inner_kept = {"relu": inner, "gelu": 2 * inner, "swiglu": 4 * inner}[model.activation]
-    inner_kept += inner if model.activation_dropout else 0
-    mask = width if model.dropout else 0
-    attention, feed = 5 * width + mask, 2 * width + mask + inner_kept
+    inner_kept = size * {"relu": inner, "gelu": 2 * inner, "swiglu": 4 * inner}[model.activation]
+    inner_kept += (size + mask_size) * inner if model.activation_dropout else 0
+    mask = mask_size * width if model.dropout else 0
+    # The sum of a block with what it was given; RMSNorm keeps what it divided as well.
+    added = 4 * width * (2 if model.norm_kind == "rms" else 1) + mask
+    turned = kv_width // 2 if model.position == "rope" else 0
+    attention = size * ((4 if half else 3) * width + kv_width + turned) + added
+    cross, feed = size * 3 * width + added, size * width + inner_kept + added
+    embedded = 4 * width + (4 if device == "cpu" else 1) * width * bool(model.dropout)
     decoder_layers = model.decoder_layers or model.layers
-    src_floats = model.layers * (attention + kv_width + feed) + decoder_layers * kv_width + width + mask
-    tgt_floats = decoder_layers * (2 * attention + kv_width + feed) + 2 * width + mask
-    return bytes_each * (src_slots * src_floats + tgt_slots * tgt_floats)
+    memory = decoder_layers * size * (kv_width + (width if half else 0))
+    src_bytes = model.layers * (attention + feed) + memory + embedded
+    tgt_bytes = decoder_layers * (attention + cross + feed) + embedded
+    return src_slots * src_bytes + tgt_slots * tgt_bytes
+
+
+def attention_bytes(model: ModelConfig, slots: int, longest: int, device: str) -> int:
+    """What attention keeps besides, if all sentences are `longest`: nothing, but where a CPU drops its weights out.
+
+    Then torch stores the weights, the mask and their product for each block, and float32 queries, keys and values.
+    """
+    blocks = model.layers + 2 * (model.decoder_layers or model.layers)
+    kept = blocks * slots * 4 * 3 * (model.heads * longest + model.d_model)
+    return kept if model.attention_dropout and device == "cpu" else 0
+
+
+def loss_bytes(width: int, vocab: int, tokens: int, half: bool, rows: int) -> int:
+    """What the loss holds: `rows` rows of scores at a time, and of all tokens the hidden states and their gradient.
+
+    Of each score: the product, its logarithm and, in half precision, both once more in the other type. Of the output
+    matrix: its gradient, the same times the gradient of the loss and, in half precision, two copies.
+    """
+    scores = min(rows, tokens) * vocab * (2 + 4 + 4 + 2 if half else 4 + 4)
+    return scores + tokens * width * (4 + (2 + 2 if half else 4)) + vocab * width * (4 + 4 + (2 + 2 if half else 0))
+
+
+def cache_bytes(model: ModelConfig, longest: int, translate: TranslateConfig, size: int) -> int:
+    """The decoder's cache at its largest, over all source lengths up to `longest`: keys and values of `size` bytes.
+
+    A batch has translate.batch_tokens source tokens times beam, so short sentences make many rows, each of which may
+    grow by max_extra tokens. Room doubles from 16 tokens on; while it does, the old half stands beside the new whole.
+    """
+    layers = model.decoder_layers or model.layers
+    a_token = 2 * (model.kv_heads or model.heads) * model.d_model // model.heads * size
+
+    def largest(length: int) -> int:
+        sentences = max(1, translate.batch_tokens // (length * translate.beam))
+        room = 16
+        while room < length + translate.max_extra:
+            room *= 2
+        grown = layers * room + (layers * room // 2 + room // 2 if room > 16 else 0)
+        return sentences * a_token * (translate.beam * grown + layers * length)
+
+    return max(largest(length) for length in range(2, max(2, longest) + 1))
 
 
 def peak_rate(optim: OptimConfig, d_model: int) -> float:
@@ -66,20 +114,19 @@ def peak_rate(optim: OptimConfig, d_model: int) -> float:
 # ── the plan ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def make_plan(config: Config, data: Data | None) -> dict[str, Any]:
-    """All numbers of the plan; without data those that do not depend on it."""
+def make_plan(config: Config, data: Data | None, device: str = "cpu") -> dict[str, Any]:
+    """All numbers of the plan, for a kind of device; without data those that do not depend on it."""
+    from nmt.loss import CHUNK
+
     model, optim, train = config.model, config.optim, config.train
     src_vocab, tgt_vocab = data.vocab if data else (config.bpe.vocab_size, config.bpe.vocab_size)
     parts = parameters(model, tgt_vocab, None if config.bpe.joint else src_vocab)
     total = sum(parts.values())
     slots = optim.batch_tokens if train.device_tokens == "auto" else min(train.device_tokens, optim.batch_tokens)
     longest = data.longest if data else config.encode.max_tokens
-    each = 4 if optim.precision == "float32" else 2
-    kept = activation_bytes(model, max(slots, longest), max(slots, longest), each)
-    kv_width = 2 * (model.kv_heads or model.heads) * model.d_model // model.heads
-    cached = (model.decoder_layers or model.layers) * kv_width * 4
-    steps_of_output = longest + config.translate.max_extra
-    rows = max(config.translate.beam, config.translate.batch_tokens // longest)
+    half, slots = optim.precision != "float32", max(slots, longest)
+    # A CPU keeps float32 keys and values in every precision.
+    cached = 4 if device == "cpu" or config.translate.precision == "float32" else 2
     found: dict[str, Any] = {
         "recipe": config.recipe,
         "direction": config.direction,
@@ -90,18 +137,20 @@ def make_plan(config: Config, data: Data | None) -> dict[str, Any]:
             "warmup_steps": optim.warmup_steps,
             "peak_learning_rate": peak_rate(optim, model.d_model),
         },
+        "device": device,
         "memory": {
             "weights_gradients_moments": 16 * total,
-            "activations": kept,
-            # Scores of 256 tokens three times over, and the gradient of the output matrix.
-            "loss": 4 * (3 * 256 * tgt_vocab + tgt_vocab * model.d_model),
-            "micro_batch_tokens": max(slots, longest),
+            # Autocast keeps its copy of each weight until the backward pass.
+            "half_precision_copies": 2 * (parts["encoder"] + parts["decoder"]) if half else 0,
+            "activations": activation_bytes(model, slots, slots, half, device),
+            "attention_weights": attention_bytes(model, slots, longest, device),
+            "loss": loss_bytes(model.d_model, tgt_vocab, slots, half, CHUNK.get(device, CHUNK["cpu"])),
+            "micro_batch_tokens": slots,
         },
         "attention": {
             "longest": longest,
             "weights_of_a_layer": 4 * max(1, slots // longest) * model.heads * longest**2,
-            "decoder_cache": cached * rows * steps_of_output
-            + cached * max(longest, rows // config.translate.beam * longest),
+            "decoder_cache": cache_bytes(model, longest, config.translate, cached),
         },
     }
     found["memory"]["total"] = sum(value for name, value in found["memory"].items() if name != "micro_batch_tokens")
@@ -124,6 +173,10 @@ def make_plan(config: Config, data: Data | None) -> dict[str, Any]:
 def plan_lines(plan: dict[str, Any]) -> list[str]:
     """The plan for people."""
     parts, optim, memory, attention = plan["parameters"], plan["optim"], plan["memory"], plan["attention"]
+    stored = memory["attention_weights"]
+    stored = f"with attention dropout a CPU does, {_size(stored)} in all" if stored else "they are not"
+    copies = memory["half_precision_copies"]
+    copies = f"their copies in half precision {_size(copies)}, " if copies else ""
     shown = ", ".join(f"{name} {value / 1e6:.1f} M" for name, value in parts.items() if value and name != "total")
     lines = [
         f"{plan['recipe']}, {plan['direction']}",
@@ -143,12 +196,13 @@ def plan_lines(plan: dict[str, Any]) -> list[str]:
         lines.append("data        none yet, so nothing can be said of epochs: nmt fetch, or nmt run --upto encode")
     lines += [
         f"rate        at most {optim['peak_learning_rate']:.3g}, at step {optim['warmup_steps']:,}",
-        f"memory      {_size(memory['total'])}: "
-        f"weights, gradients and Adam {_size(memory['weights_gradients_moments'])}, "
+        f"memory      {_size(memory['total'])} on {plan['device']}: "
+        f"weights, gradients and Adam {_size(memory['weights_gradients_moments'])}, {copies}"
         f"activations of {memory['micro_batch_tokens']:,} tokens a side {_size(memory['activations'])}, "
         f"loss {_size(memory['loss'])}",
         f"attention   {_size(attention['weights_of_a_layer'])} a layer if its n x n weights were stored "
-        f"(n = {attention['longest']}); they are not. Decoder cache at most {_size(attention['decoder_cache'])}",
+        f"(n = {attention['longest']}); {stored}. Decoder cache at most {_size(attention['decoder_cache'])}, "
+        "for a batch of short lines that never end",
     ]
     if "work" in plan:
         work = plan["work"]

@@ -18,11 +18,18 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from nmt.config import Config, differences, from_dict, to_dict
+from nmt.config import Config, differences, from_dict, of_kind, to_dict
 from nmt.errors import CheckpointError, ConfigError
+from nmt.pipeline import read_json, what_changed
 from nmt.text import read_object, write_json
 
 log = logging.getLogger(__name__)
+
+FORMAT = 2
+"""Of identity.json; a run of another one is not resumed."""
+
+BY_HAND = ("average", "final-before")
+"""Folders that `nmt average` leaves in a run."""
 
 PACKAGES = ("torch", "numpy", "sentencepiece", "sacrebleu", "safetensors", "opencc")
 
@@ -42,95 +49,184 @@ def tokenizer_files(folder: Path) -> list[Path]:
     return sorted([*folder.glob("*.model"), *folder.glob("*.vocab")])
 
 
-def identity(config: Config, paths: TrainPaths) -> dict[str, Any]:
-    """What decides the result of a training: its settings, but for how many steps it may take, and its data."""
-
-    def sha256(path: Path) -> str:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-
-    settings = to_dict(config)
-    optim = {key: value for key, value in settings["optim"].items() if key != "max_steps"}
-    if config.optim.schedule == "cosine":
-        optim["max_steps"] = config.optim.max_steps  # The course of the learning rate depends on it.
-    return {
+def training_settings(config: Config) -> dict[str, Any]:
+    """The settings that decide the result of a training; the fingerprint of the stage and the run's identity."""
+    decides: dict[str, Any] = {
         "data": {"src": config.data.src, "tgt": config.data.tgt},
         "bpe": {"dropout": config.bpe.dropout},
-        "model": settings["model"],
-        "optim": optim,
-        "content": {
-            "encoded data": sha256(paths.encode / "meta.json"),
-            "tokenizer": {path.name: sha256(path) for path in tokenizer_files(paths.bpe) if path.suffix == ".model"},
-        },
+        **{name: of_kind(getattr(config, name), "result") for name in ("model", "optim", "train")},
+    }
+    if config.bpe.dropout:  # Each epoch is then encoded anew, and what becomes too long keeps its plain pieces.
+        decides["encode"] = of_kind(config.encode, "result")
+    return decides
+
+
+def training_reads(config: Config, paths: TrainPaths) -> dict[str, Path]:
+    """The files that decide the result of a training, by names that are the same on every machine.
+
+    `meta.json` stands for all encoded data: it has the SHA-256 of each file, which is checked when that is opened.
+    """
+    models = ["joint.model"] if config.bpe.joint else [f"{lang}.model" for lang in config.clean.columns]
+    splits = ("dev", "train") if config.bpe.dropout else ("dev",)
+    text = [f"{split}.{lang}" for split in splits for lang in config.clean.columns]
+    return {
+        "encode/meta.json": paths.encode / "meta.json",
+        **{f"bpe/{name}": paths.bpe / name for name in models},
+        **{f"clean/{name}": paths.clean / name for name in ("normalisation.json", *text)},
     }
 
 
-def unchanged(config: Config, paths: TrainPaths) -> bool:
+def identity(config: Config, paths: TrainPaths, init_from: Path | None = None) -> dict[str, Any]:
+    """What decides the result of a training: its settings, the content of what it reads, and the weights it began with.
+
+    `init_from` is the run whose final weights a training begins with.
+    """
+
+    def sha256(path: Path) -> str:
+        with open(path, "rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+
+    found = {
+        "format": FORMAT,
+        "settings": training_settings(config),
+        "reads": {name: sha256(path) for name, path in training_reads(config, paths).items()},
+    }
+    if init_from is not None:
+        found["init_from"] = {"run": str(init_from), "manifest": sha256(init_from / "final" / "manifest.json")}
+    return found
+
+
+def _conflicts(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """What keeps a run with the identity `before` from being resumed as `now`, a line for each difference.
+
+    More steps may be asked for, unless every learning rate depends on their number.
+    """
+    settings = before["settings"]
+    if now["settings"]["optim"]["schedule"] != "cosine":
+        settings = settings | {"optim": settings["optim"] | {"max_steps": now["settings"]["optim"]["max_steps"]}}
+    found = what_changed(before | {"settings": settings}, now)
+    if "init_from" in now and before.get("init_from", {}).get("manifest") != now["init_from"]["manifest"]:
+        found.append("it did not begin with the weights that --init-from names")
+    return found
+
+
+def unchanged(config: Config, paths: TrainPaths, init_from: Path | None = None) -> bool:
     """Whether the run folder is one of these settings and this data."""
     try:
-        return not differences(_identity_of(paths.run), identity(config, paths))
-    except CheckpointError:
+        return not _conflicts(read_identity(paths.run), identity(config, paths, init_from))
+    except (CheckpointError, OSError):
         return False
 
 
-def _identity_of(run: Path) -> dict[str, Any]:
-    """What a run folder says it was trained with; raises CheckpointError if that cannot be read."""
-    try:
-        return read_object(run / "identity.json")
-    except CheckpointError as error:
-        raise CheckpointError(f"{error}; start over with --fresh, or give a --name.") from error
+def read_identity(run: Path) -> dict[str, Any]:
+    """What decided the result of a run; raises CheckpointError if that cannot be read."""
+    found = read_object(run / "identity.json")
+    if found.get("format") != FORMAT:
+        raise CheckpointError(f"{run / 'identity.json'} has format {found.get('format')}, this nmt reads {FORMAT}")
+    if not all(isinstance(found.get(key), dict) for key in ("settings", "reads")):
+        raise CheckpointError(f"{run / 'identity.json'} lacks settings or reads")
+    return found
 
 
-def open_run(config: Config, paths: TrainPaths, *, fresh: bool) -> None:
-    """Make the run folder whole in itself, or check that it is a run of the same settings and data.
+def open_run(
+    config: Config, paths: TrainPaths, numerics: dict[str, Any], *, fresh: bool, init_from: Path | None = None
+) -> None:
+    """Make the run folder complete in itself, or check that it is a run of the same settings and data.
 
-    Raises ConfigError with old -> new if it is another's; `fresh` removes what is there.
+    `numerics` is what changes rounding alone; another value of it than before is logged. Raises ConfigError with
+    old -> new if the folder is another training's; `fresh` removes what is there.
     """
-    run, now = paths.run, identity(config, paths)
+    from nmt.overlap import keep_keys  # Here, so that a status loads no numpy.
+
+    run = paths.run
     try:
+        now = identity(config, paths, init_from)
         if fresh:
-            for name in ("checkpoints", "best", "final", "tensorboard", "translate", "eval", "heartbeat"):
+            made = ("checkpoints", "best", "final", "tensorboard", "translate", "eval", "heartbeat", "train_keys")
+            for name in (*made, *BY_HAND):
                 shutil.rmtree(run / name, ignore_errors=True)
-            for name in ("metrics.jsonl", "identity.json", "status.json", "stamp.json"):
+            for name in ("metrics.jsonl", "identity.json", "status.json", "stamp.json", "numerics.json"):
                 (run / name).unlink(missing_ok=True)
         if (run / "identity.json").exists():
-            changed = differences(_identity_of(run), now)
-            if changed:
-                raise ConfigError(
-                    f"{run} was trained with other settings or data:",
-                    *(f"  {line}" for line in changed),
-                    "Go on with the old ones, start over with nmt train --fresh, or give the run a --name of its own.",
-                )
-        if (run / "config.json").exists():
-            before, after = (to_dict(some)["train"] for some in (read_config(run), config))
-            for line in differences({"train": before}, {"train": after}):
-                log.info("train: going on with another setting: %s", line)
+            try:
+                before = read_identity(run)
+            except CheckpointError as error:
+                raise CheckpointError(f"{error}; start over with --fresh, or give a --name.") from error
+            _check_resumable(run, _conflicts(before, now), config.optim.max_steps)
+            now = {**now, **{key: before[key] for key in ("init_from",) if key in before}}
+            for line in differences(read_json(run / "numerics.json"), numerics):
+                log.info("train: resuming with other numerics: %s", line)
         (run / "tokenizer").mkdir(parents=True, exist_ok=True)
         for path in tokenizer_files(paths.bpe):
             shutil.copyfile(path, run / "tokenizer" / path.name)
         shutil.copyfile(paths.clean / "normalisation.json", run / "normalisation.json")
+        keep_keys(paths.clean, config.clean.columns, run, init_from)
         write_json(run / "config.json", to_dict(config))
-        write_json(run / "provenance.json", provenance(paths))
+        earlier = [] if fresh else _sessions(run)
+        write_json(run / "provenance.json", provenance(paths) | {"earlier": earlier})
+        write_json(run / "numerics.json", numerics)
         write_json(run / "identity.json", now)
     except OSError as error:
         raise ConfigError(f"cannot write the run folder {run}: {error.strerror} ({error.filename}).") from error
 
 
+def _check_resumable(run: Path, conflicts: list[str], max_steps: int) -> None:
+    """Raise ConfigError if something decides that a training cannot go on in `run`."""
+    taken = read_json(run / "status.json").get("step", 0)
+    if not conflicts and isinstance(taken, int) and taken > max_steps:
+        conflicts = [f"it has taken {taken:,} steps already, and optim.max_steps is {max_steps:,}"]
+    if conflicts:
+        raise ConfigError(
+            f"{run} was trained with other settings or data:",
+            *(f"  {line}" for line in conflicts),
+            "Resume it with the old ones, start over with nmt train --fresh, or give the new run a --name of its own.",
+        )
+
+
 def provenance(paths: TrainPaths) -> dict[str, Any]:
     """Where, when and with what a training was started."""
-    git = subprocess.run(
-        ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-    )
     return {
         "command": sys.argv,
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "host": socket.gethostname(),
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in ("nmt", *PACKAGES)},
-        "commit": git.stdout.strip() or None,
+        **source_code(),
         "clean": str(paths.clean),
         "bpe": str(paths.bpe),
         "encode": str(paths.encode),
     }
+
+
+def source_code() -> dict[str, Any]:
+    """The commit of this code, and whether its files differ from it (`dirty`); None where it is in no clone of its own.
+
+    A package that is installed may lie in somebody's repository, whose commits say nothing about it.
+    """
+    package = Path(__file__).resolve().parent
+
+    def git(*words: str) -> str | None:
+        try:
+            done = subprocess.run(["git", "-C", str(package), *words], capture_output=True, text=True, check=False)
+        except OSError:  # There is no git.
+            return None
+        return None if done.returncode else done.stdout.removesuffix("\n")
+
+    top = git("rev-parse", "--show-toplevel")
+    if top is None or Path(top).resolve() / "src" / "nmt" != package:
+        return {"commit": None, "dirty": None}
+    changes = git("status", "--porcelain", "--", str(package))
+    return {"commit": git("rev-parse", "HEAD"), "dirty": None if changes is None else bool(changes)}
+
+
+def _sessions(run: Path) -> list[Any]:
+    """What is known of the processes that have trained a run so far, the first one first."""
+    try:
+        last = read_object(run / "provenance.json")
+    except CheckpointError:  # There were none, or nothing is known.
+        return []
+    earlier = last.pop("earlier", [])
+    return [*(earlier if isinstance(earlier, list) else []), last]
 
 
 def _version(package: str) -> str | None:

@@ -51,9 +51,9 @@ class Bench:
     @contextlib.contextmanager
     def training(self, name: str, *more: str, processes: int = 1) -> Iterator[subprocess.Popen[bytes]]:
         """A training of the run `name`; when the block is left, however it is, no process of it is left."""
-        # An absolute name takes the place of runs/NAME, so the user's runs are not touched, while the current folder,
-        # and with it every path in the recipe, stays what it is.
-        command = [*self.program, "train", *self.words, *options(TINY), "--name", str(self.folder / name), *more]
+        # NMT_RUNS is not --name with a path, which no name is; the current folder, and with it every path in the
+        # recipe, stays what it is.
+        command = [*self.program, "train", *self.words, *options(TINY), "--name", name, *more]
         command += ["--processes", str(processes)]
         with open(self.folder / f"{name}.log", "wb") as told:
             process = subprocess.Popen(
@@ -61,7 +61,8 @@ class Bench:
                 stdin=subprocess.DEVNULL,
                 stdout=told,
                 stderr=told,
-                env=os.environ | {"TMPDIR": str(self.folder)},  # What torch leaves behind goes with the rest.
+                # What torch leaves behind goes with the rest.
+                env=os.environ | {"NMT_RUNS": str(self.folder), "TMPDIR": str(self.folder)},
             )
         try:
             yield process

@@ -1,5 +1,6 @@
 """Run folders as a user looks at them: which is the newest, and what is in one."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,8 @@ from nmt.pipeline import read_json
 from nmt.provenance import read_config, tokenizer_files
 from nmt.sizes import parameters
 
-RUNS = Path("runs")
+RUNS = Path(os.environ.get("NMT_RUNS") or "runs")
+"""Where all runs are. The variable is for doctor, whose trainings leave the user's runs alone."""
 
 
 def newest_run() -> Path:

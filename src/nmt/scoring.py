@@ -6,28 +6,38 @@ the one that the score against one reference uses.
 
 import hashlib
 import json
-import os
-import re
+import logging
+import unicodedata
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from typing import Any
 
 import numpy as np
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
-from sacrebleu.significance import PairedTest
 
 from nmt.config import EvalConfig
-from nmt.errors import DataError
+from nmt.errors import ConfigError, DataError
+from nmt.languages import name_of, parse
+from nmt.outputs import suspicious
+from nmt.resampling import FEWEST, ScoreOf, Stats, bootstrap, interval, p_value
+
+log = logging.getLogger(__name__)
 
 Refs = Sequence[Sequence[str]]
 
-CHINESE = {"zh", "zho", "chi", "cmn", "yue", "wuu", "lzh", "hak", "nan", "gan", "hsn"}
-UNSPACED = {"ja", "jpn", "th", "tha", "lo", "lao", "km", "khm", "my", "mya", "bo", "bod"}
+MECAB = {"ja": "ja-mecab", "ko": "ko-mecab"}
+"""sacreBLEU's own tokenisers for these, which need a dictionary that isn't installed with it."""
+
+UNSPACED = {"CJK": "zh", "HIRAGANA": "ja", "KATAKANA": "ja", "THAI": "th", "LAO": "lo", "KHMER": "km", "MYANMAR": "my",
+            "TIBETAN": "bo"}  # fmt: skip
+"""Scripts without spaces between words, by the first word of their characters' names; a language that has each."""
+
+LOWER_IS_BETTER = {"ter"}
 
 FEWEST_FOR_CEILING = 20
 """Lines with several references below which their agreement says nothing."""
@@ -47,42 +57,112 @@ class Score:
     """Mean of the resamplings."""
     interval: float | None = None
     """The 95 % interval is `mean` plus and minus this."""
+    no_interval: str | None = None
+    """Why an interval that was asked for is missing."""
     brevity_penalty: float | None = None
     """BLEU alone has it."""
     length_ratio: float | None = None
     """Tokens of the hypotheses for each of the references; BLEU alone has it."""
 
 
+# ── which tokeniser ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
 def tokenize_for(tgt: str) -> str:
-    """sacreBLEU's tokeniser for a target language; 13a would take a Chinese sentence for one word."""
-    language = re.split("[-_]", tgt.lower())[0]
-    return "zh" if language in CHINESE else "char" if language in UNSPACED else "13a"
+    """sacreBLEU's tokeniser for a target language; 13a would take a Chinese sentence for one word.
+
+    `char` where words have no spaces between them, and for Korean, whose words are whole phrases. sacreBLEU prefers
+    MeCab for Japanese and Korean: scores by another tokeniser can't be compared, and the signature says which it was.
+    Raises ConfigError for what is no language code.
+    """
+    language = parse(tgt)
+    if language.script in ("Latn", "Cyrl"):  # Pinyin, for example.
+        return "13a"
+    if language.is_chinese:
+        return "zh"
+    return "char" if language.is_unspaced or language.primary == "ko" else "13a"
+
+
+def check_tokenizer(texts: Iterable[str], tgt: str, what: str = "the references") -> None:
+    """Raise DataError where the tokeniser for `tgt` doesn't fit the script that the texts are written in.
+
+    Then BLEU would be about 0 of a good translation, a sentence being a word, or much too high, a letter being one.
+    """
+    scripts, tokenizer = _scripts(texts), tokenize_for(tgt)
+    letters = scripts.total()
+    if tokenizer == "char":
+        wrong, how = scripts, "would split into letters"
+        fits = 4 * sum(scripts[script] for script in (*UNSPACED, "HANGUL")) >= letters
+    else:
+        split = {"CJK"} if tokenizer == "zh" else set()
+        wrong, how = Counter({script: scripts[script] for script in UNSPACED.keys() - split}), "takes for one word"
+        fits = 5 * wrong.total() <= letters  # Such a character is a word or a syllable, so few of them are much text.
+    if fits:
+        return
+    script = max(wrong, key=wrong.__getitem__)
+    meant = "ja" if 10 * (scripts["HIRAGANA"] + scripts["KATAKANA"]) > letters else UNSPACED.get(script, "")
+    raise DataError(
+        f"{what} are written in {'Han' if script == 'CJK' else script.title()} characters, which BLEU for {tgt} "
+        f"(tokeniser {tokenizer}) {how}; give the code of the language that they are in"
+        + (f", e.g. {meant}." if meant else ".")
+    )
+
+
+def _scripts(texts: Iterable[str]) -> Counter[str]:
+    """How many letters the texts have of each script."""
+    found: Counter[str] = Counter()
+    for character, count in Counter(chain.from_iterable(texts)).items():
+        if character.isalpha():
+            found[unicodedata.name(character, "OTHER").split(maxsplit=1)[0]] += count
+    return found
+
+
+# ── scores ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def bleu(hyps: Sequence[str], refs: Refs, tgt: str) -> Score:
-    """BLEU alone, without an interval."""
-    return score(hyps, refs, tgt, EvalConfig(metrics=("bleu",), bootstrap=0))["bleu"]
+    """BLEU alone, without an interval, whatever script the text is in."""
+    return _scores(hyps, refs, tgt, EvalConfig(metrics=("bleu",), bootstrap=0))["bleu"]
 
 
 def score(hyps: Sequence[str], refs: Refs, tgt: str, settings: EvalConfig) -> dict[str, Score]:
     """Each wanted metric of the hypotheses against all their references."""
+    _check_texts(tgt, hypotheses=hyps, references=refs)
+    return _scores(hyps, refs, tgt, settings)
+
+
+def _scores(hyps: Sequence[str], refs: Refs, tgt: str, settings: EvalConfig) -> dict[str, Score]:
     _check_counts(hypotheses=hyps, references=refs)
     found = {}
     for name in settings.metrics:
-        metric = _metric(name, tgt)
-        with _seed(settings.seed):
-            result = metric.corpus_score(list(hyps), _columns(refs), n_bootstrap=settings.bootstrap)
-        resampled = settings.bootstrap > 1
+        metric = _Metric(name, tgt)
+        stats = metric.stats(hyps, refs)
+        result = metric.result(stats.sum(0))
         found[name] = Score(
             name=result.name,
             value=float(result.score),
-            signature=str(metric.get_signature()),
-            mean=float(result._mean) if resampled else None,
-            interval=float(result._ci) if resampled else None,
+            signature=metric.signature(settings),
+            **_interval(stats, metric.score, settings),
             brevity_penalty=getattr(result, "bp", None),
             length_ratio=getattr(result, "ratio", None),
         )
     return found
+
+
+def _interval(stats: Stats, score: ScoreOf, settings: EvalConfig) -> dict[str, Any]:
+    """Mean and interval of a score, or why there is none."""
+    none: dict[str, Any] = {"mean": None, "interval": None, "no_interval": None}
+    if not settings.bootstrap:
+        return none
+    if settings.bootstrap < FEWEST:
+        return none | {"no_interval": f"a 95 % interval needs an eval.bootstrap of at least {FEWEST}"}
+    if len(stats) < 2:
+        return none | {"no_interval": "one line alone says nothing of others"}
+    scores = bootstrap(stats, score, settings.bootstrap, settings.seed)
+    if not np.isfinite(scores).all():
+        return none | {"no_interval": f"{np.isinf(scores).sum() + np.isnan(scores).sum():,} resamplings have no score"}
+    mean, half = interval(scores)
+    return none | {"mean": mean, "interval": half}
 
 
 def evaluate(
@@ -95,14 +175,15 @@ def evaluate(
 ) -> dict[str, Any]:
     """Everything that `nmt eval` knows, as plain values for JSON; with the training text it also has the floor."""
     _check_counts(hypotheses=hyps, sources=srcs, references=refs)
+    _check_texts(tgt, hypotheses=hyps, references=refs)
     first = [row[:1] for row in refs]
     several = any(len(row) > 1 for row in refs)
-    floor = score(floor_translations(*train, srcs), first, tgt, replace(settings, bootstrap=0)) if train else {}
+    floor = _scores(floor_translations(*train, srcs), first, tgt, replace(settings, bootstrap=0)) if train else {}
     return {
         "lines": len(hyps),
         "split": {"sources": _digest(srcs), "references": _digest(refs)},
-        "scores": _plain(score(hyps, first, tgt, settings)),
-        "scores_all_references": _plain(score(hyps, refs, tgt, settings)) if several else None,
+        "scores": _plain(_scores(hyps, first, tgt, settings)),
+        "scores_all_references": _plain(_scores(hyps, refs, tgt, settings)) if several else None,
         "floor": _plain(floor) or None,
         "ceiling": human_ceiling(refs, tgt),
         "outputs": suspicious(hyps, srcs),
@@ -125,24 +206,24 @@ def _without_resampling(signature: str) -> str:
 
 
 def compare(systems: Mapping[str, Sequence[str]], refs: Refs, tgt: str, settings: EvalConfig) -> dict[str, Any]:
-    """Paired bootstrap of several hypotheses of the same sources (Koehn 2004): each one against the first.
+    """Several hypotheses of the same sources: the scores of each, and a paired test of each against the first.
 
-    `p` is the probability that a difference as large as the one seen comes from the choice of the sentences.
+    `p` is how probable a difference as large as the one seen is between systems that are equally good.
     """
-    for name, hyps in systems.items():
-        _check_counts(**{f"hypotheses of {name}": hyps, "references": refs})
-    metrics = {name: _metric(name, tgt) for name in settings.metrics}
-    named: Any = [(name, list(hyps)) for name, hyps in systems.items()]
-    with _seed(settings.seed):
-        signatures, columns = PairedTest(named, metrics, _columns(refs), test_type="bs", n_samples=settings.bootstrap)()
+    _check_texts(tgt, **{f"hypotheses of {name}": hyps for name, hyps in systems.items()}, references=refs)
     scores: dict[str, Any] = {}
-    for metric, signature in signatures.items():
-        results: Sequence[Any] = columns[metric]
+    for metric_name in settings.metrics:
+        metric = _Metric(metric_name, tgt)
+        stats = {name: metric.stats(hyps, refs) for name, hyps in systems.items()}
+        first, *others = stats
+        p = {name: p_value(stats[first], stats[name], metric.score, settings.bootstrap, settings.seed)
+             for name in others if settings.bootstrap}  # fmt: skip
         rows = {
-            name: {"value": float(r.score), "mean": float(r.mean), "interval": float(r.ci), "p": r.p_value}
-            for name, r in zip(systems, results, strict=True)
+            name: {"value": metric.score(found.sum(0)), **_interval(found, metric.score, settings), "p": p.get(name)}
+            for name, found in stats.items()
         }
-        scores[metric] = {"signature": str(signature), "systems": rows}
+        title = metric.result(stats[first].sum(0)).name
+        scores[title] = {"signature": metric.signature(settings, paired=True), "systems": rows}
     return {"baseline": next(iter(systems)), "scores": scores}
 
 
@@ -191,24 +272,6 @@ def human_ceiling(refs: Refs, tgt: str) -> dict[str, Any] | None:
 
 # ── what the outputs look like ──────────────────────────────────────────────────────────────────────────────────────
 
-_AGAIN = re.compile(r"(.{1,40}?)\1{3,}", re.DOTALL)
-_END = re.compile(r"[.!?。！？…][\"'”’»」』）)\]]*\s*$")
-
-
-def is_repeated(text: str) -> bool:
-    """Whether some stretch with a letter comes four times or more without a break, over at least eight characters."""
-    return any(len(found[0]) >= 8 and any(map(str.isalnum, found[1])) for found in _AGAIN.finditer(text))
-
-
-def suspicious(hyps: Sequence[str], srcs: Sequence[str]) -> dict[str, int]:
-    """How many outputs are empty, repeat themselves, or stop without an end mark, where their source does not."""
-    pairs = list(zip(hyps, srcs, strict=True))
-    return {
-        "empty": sum(not hyp.strip() and bool(src.strip()) for hyp, src in pairs),
-        "repeated": sum(is_repeated(hyp) and not is_repeated(src) for hyp, src in pairs),
-        "cut": sum(bool(hyp.strip() and _END.search(src) and not _END.search(hyp)) for hyp, src in pairs),
-    }
-
 
 def by_length(hyps: Sequence[str], srcs: Sequence[str], refs: Refs, tgt: str) -> dict[str, Any]:
     """BLEU by length of the source: in words, or in characters where it is written without spaces."""
@@ -233,16 +296,10 @@ def by_length(hyps: Sequence[str], srcs: Sequence[str], refs: Refs, tgt: str) ->
 
 def report_lines(result: Mapping[str, Any]) -> list[str]:
     """A result of `evaluate` as a table for the terminal: no score without its signature and its floor."""
-    lines = []
-    for title, scores in (("", result["scores"]), (", all references", result["scores_all_references"] or {})):
-        for name, found in scores.items():
-            text = f"{found['name']}{title}: {found['value']:.2f}"
-            if found["interval"] is not None:
-                text += f" ({found['mean']:.2f} ± {found['interval']:.2f})"
-            if not title and result["floor"]:
-                floor = result["floor"][name]["value"]
-                text += f"   floor {floor:.2f}, {found['value'] - floor:+.2f}"
-            lines += [text, f"  {found['signature']}"]
+    lines = [
+        *score_lines(result["scores"], floor=result["floor"]),
+        *score_lines(result["scores_all_references"] or {}, ", all references"),
+    ]
     ceiling = result["ceiling"]
     if ceiling:
         people = f"One reference against the others, on the {ceiling['lines']:,} lines that have several"
@@ -259,51 +316,111 @@ def report_lines(result: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def score_lines(scores: Mapping[str, Any], title: str = "", floor: Mapping[str, Any] | None = None) -> list[str]:
+    """Scores as two lines each: the number with its interval and floor, and its signature."""
+    lines = []
+    for name, found in scores.items():
+        text = f"{found['name']}{title}: {found['value']:.2f}{_uncertainty(found)}"
+        if floor:
+            text += "   " + floor_text(name, found["value"], floor[name]["value"])
+        lines += [text, f"  {found['signature']}"]
+    return lines
+
+
+def floor_text(metric: str, value: float, floor: float) -> str:
+    """The floor, and how far above it a score is; of a metric of which less is better, by how much it is better."""
+    if metric not in LOWER_IS_BETTER:
+        return f"floor {floor:.2f}, {value - floor:+.2f}"
+    return f"floor {floor:.2f}, {abs(value - floor):.2f} {'better' if value <= floor else 'worse'} (lower is better)"
+
+
+def _uncertainty(found: Mapping[str, Any]) -> str:
+    if found["interval"] is not None:
+        return f" ({found['mean']:.2f} ± {found['interval']:.2f})"
+    return f" (no interval: {found['no_interval']})" if found.get("no_interval") else ""
+
+
 def comparison_lines(found: Mapping[str, Any]) -> list[str]:
     """A result of `compare` as a table for the terminal."""
     lines = []
     for metric, table in found["scores"].items():
         width = max(map(len, table["systems"])) + 2
-        lines.append(f"{metric}  {table['signature']}")
+        lower = " (lower is better)" if metric.lower() in LOWER_IS_BETTER else ""
+        lines.append(f"{metric}{lower}  {table['signature']}")
         for name, row in table["systems"].items():
-            p = "baseline" if row["p"] is None else f"p = {row['p']:.4f}"
-            lines.append(f"  {name:<{width}}{row['value']:>7.2f} ({row['mean']:.2f} ± {row['interval']:.2f})  {p}")
+            p = "not tested (eval.bootstrap is 0)" if row["p"] is None else f"p = {row['p']:.4f}"
+            verdict = "baseline" if name == found["baseline"] else p
+            lines.append(f"  {name:<{width}}{row['value']:>7.2f}{_uncertainty(row)}  {verdict}")
     return lines
 
 
 # ── between here and sacreBLEU ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def _metric(name: str, tgt: str) -> Any:
-    tokenizer = tokenize_for(tgt)
-    if name == "bleu":
-        return BLEU(tokenize=tokenizer)
-    if name == "chrf":
-        return CHRF()
-    # Without these TER takes a line of Chinese for one word.
-    return TER() if tokenizer == "13a" else TER(normalized=True, asian_support=True)
+class _Metric:
+    """A metric of sacreBLEU for one target language, as statistics of each sentence and scores of their sums."""
 
-
-def _columns(refs: Refs) -> list[Any]:
-    """sacreBLEU's way: a list of first references, one of second ones..., with None where a line has no more."""
-    return [list(column) for column in zip_longest(*refs)] if refs else []
-
-
-@contextmanager
-def _seed(seed: int) -> Iterator[None]:
-    """sacreBLEU takes the seed of its resampling from the environment alone."""
-    before = os.environ.get("SACREBLEU_SEED")
-    os.environ["SACREBLEU_SEED"] = str(seed)
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["SACREBLEU_SEED"]
+    def __init__(self, name: str, tgt: str) -> None:
+        tokenizer, language = tokenize_for(tgt), parse(tgt)
+        if name == "bleu":
+            self.metric: Any = BLEU(tokenize=tokenizer, force=True)  # _check_texts looks for tokenised text.
+        elif name == "chrf":
+            self.metric = CHRF()
+        elif tokenizer == "13a":
+            self.metric = TER()
+        elif language.is_chinese or language.primary in MECAB:
+            self.metric = TER(normalized=True, asian_support=True)  # Else TER takes a line of Chinese for one word.
         else:
-            os.environ["SACREBLEU_SEED"] = before
+            raise ConfigError(f"TER knows no words of {name_of(tgt)}; leave ter out of eval.metrics.")
+
+    def stats(self, hyps: Sequence[str], refs: Refs) -> Stats:
+        columns = [list(column) for column in zip_longest(*refs)]  # None where a line has no more references.
+        return np.array(self.metric._extract_corpus_statistics(list(hyps), columns), dtype=np.float64)
+
+    def result(self, total: Stats) -> Any:
+        # Whole numbers as Python has them, so that the score has the bits that sacreBLEU gives it.
+        return self.metric._compute_score_from_stats([int(n) if n == int(n) else n for n in total.tolist()])
+
+    def score(self, total: Stats) -> float:
+        return float(self.result(total).score)
+
+    def signature(self, settings: EvalConfig, paired: bool = False) -> str:
+        """sacreBLEU's signature, with the resampling where there is one; after `stats`, which count the references."""
+        signature = self.metric.get_signature()
+        if settings.bootstrap:
+            signature.update("ar", settings.bootstrap if paired else None)
+            signature.update("bs", settings.bootstrap if settings.bootstrap >= FEWEST else None)
+            signature.update("seed", settings.seed)
+        return str(signature)
+
+
+def _check_texts(tgt: str, **texts: Sequence[Any]) -> None:
+    """Refuse what can't be scored; say once what makes a score less than it seems."""
+    _check_counts(**texts)
+    check_tokenizer(chain.from_iterable(texts["references"]), tgt)
+    language = parse(tgt).primary
+    if tokenize_for(tgt) == "char" and language in MECAB:
+        log.warning(
+            "eval: BLEU of %s is by characters here (tok:char); it can't be compared with scores by sacreBLEU's %s",
+            name_of(tgt), MECAB[language],
+        )  # fmt: skip
+    for name, lines in texts.items():
+        spaced = sum(line.endswith((" .", " 。")) for line in (lines if name != "references" else map(_first, lines)))
+        if 10 * spaced > len(lines):
+            log.warning(
+                "eval: %s of the %s %s end in a full stop with a space before it, as tokenised text does; scores are "
+                "comparable on detokenised text only", f"{spaced:,}", f"{len(lines):,}", name,
+            )  # fmt: skip
+
+
+def _first(row: Sequence[str]) -> str:
+    return row[0]
 
 
 def _check_counts(**texts: Sequence[Any]) -> None:
+    # A text is a sequence of texts to Python, each of one character.
+    if any(isinstance(lines, str) for lines in (*texts.values(), *texts["references"])):
+        raise TypeError("hypotheses and sources are lists of lines, references a list of lists: [['one', 'two'], ...]")
     counts = {name: len(lines) for name, lines in texts.items()}
     if len(set(counts.values())) > 1:
         told = ", ".join(f"{count:,} {name}" for name, count in counts.items())

@@ -1,19 +1,38 @@
 """How large a model is and how much work a training of it: formulas of the settings alone."""
 
+import re
 from typing import Any
 
 from nmt.config import ModelConfig
 
 PEAKS = {
+    "GB200": 2500e12,
+    "B200": 2250e12,
+    "GH200": 989e12,
+    "H200 NVL": 835e12,
     "H200": 989e12,
     "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
     "H100": 989e12,
+    "H800 PCIe": 756e12,
+    "H800": 989e12,
+    "H20": 148e12,
     "A100": 312e12,
+    "A800": 312e12,
     "L40S": 362e12,
     "A10G": 70e12,
     "RTX 4090": 165e12,
+    "V100-SXM2": 125e12,
+    "V100-PCIE": 112e12,
+    "T4": 65e12,
 }
-"""Dense bfloat16 operations a second of a GPU, by a part of its name, from its maker's data sheet."""
+"""Dense operations a second of a GPU in float16 and, where it has that, in bfloat16, by words of its name, from its
+maker's data sheets; the first that fits counts."""
+
+NO_BFLOAT16 = {"V100-SXM2", "V100-PCIE", "T4"}
+
+PARTS = ("MIG", "Laptop", "Max-Q", "4090 D")
+"""Words in the name of a GPU that has less than the one that it is called after."""
 
 
 def parameters(model: ModelConfig, tgt_vocab: int, src_vocab: int | None = None) -> dict[str, int]:
@@ -53,5 +72,11 @@ def training_flops(model: ModelConfig, vocab: int, src: Any, tgt: Any) -> Any:
 
 def peak_flops(device_name: str, precision: str) -> float | None:
     """Operations a second that a GPU can do at most, where that is known."""
-    known = [peak for name, peak in PEAKS.items() if name in device_name]
-    return known[0] if known and precision == "bfloat16" else None
+
+    def has(words: str) -> bool:
+        return re.search(rf"\b{words}\b", device_name) is not None
+
+    known = next((name for name in PEAKS if has(name)), None)
+    if known is None or any(map(has, PARTS)) or precision == "float32":
+        return None
+    return None if precision == "bfloat16" and known in NO_BFLOAT16 else PEAKS[known]

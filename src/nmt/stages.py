@@ -5,36 +5,48 @@ raw text -> clean -> bpe -> encode -> train -> translate -> eval
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from nmt.config import Config, to_dict
-from nmt.pipeline import Stage, make_stage, numbered, remembered_hashes
+from nmt.config import Config, check_name, of_kind
+from nmt.errors import DataError
+from nmt.pipeline import Stage, make_stage, remembered_hashes
+from nmt.provenance import TrainPaths, training_reads, training_settings
 from nmt.runs import RUNS
 from nmt.text import write_json
-
-if TYPE_CHECKING:
-    from nmt.provenance import TrainPaths
 
 log = logging.getLogger(__name__)
 
 DATA = Path("data")
 
-Trainer = Callable[[Config, "TrainPaths"], None]
+Trainer = Callable[[Config, TrainPaths], None]
 """Does a training: in this process, or in several that it starts."""
 
 
 def run_folder(config: Config, name: str | None = None) -> Path:
     """Where a training lives: `runs/RECIPE.SRC-TGT`, or `runs/NAME`."""
-    return RUNS / (name or f"{config.recipe}.{config.direction}")
+    if name is None:
+        name = f"{config.recipe}.{config.direction}"
+        check_name("the name of the run (RECIPE.SRC-TGT; --name gives another)", name)
+    else:
+        check_name("--name", name)
+    return RUNS / name
 
 
 def street(
-    config: Config, name: str | None = None, *, device: str = "auto", trainer: Trainer | None = None
+    config: Config,
+    name: str | None = None,
+    *,
+    device: str = "auto",
+    trainer: Trainer | None = None,
+    allow_overlap: bool = False,
 ) -> list[Stage]:
-    """The six stages as they are now; `name` is that of the run, `trainer` does the training (default: right here)."""
+    """The six stages as they are now; `name` is that of the run, `trainer` does the training (default: right here).
+
+    With `allow_overlap` a test set is scored though the run was trained on some of it.
+    """
     from nmt.corpus import find_sources
 
     corpus, run = DATA / config.data.corpus, run_folder(config, name)
@@ -53,54 +65,59 @@ def street(
         make = partial(make_stage, content_hash=content_hash)
 
         def data_stage(name: str, **facts: Any) -> Stage:
-            return numbered(make(name, writes=corpus / name, **facts))
+            return make(name, writes=corpus / name, numbered=True, **facts)
 
-        clean = data_stage(
+        clean: Stage = data_stage(
             "clean",
             reads={f"{source}/{i}": Path(path) for source, files in sources.items() for i, path in enumerate(files, 1)},
-            settings={"clean": _without(to_dict(config.clean), "sources", "dev", "test")},
-            action=partial(_clean, config, corpus),
+            settings={"clean": _without(of_kind(config.clean, "result"), "sources", "dev", "test")},
+            action=lambda out: _clean(config, corpus, clean.hashes, out),
+            packages=("nmt", "opencc"),
+            format=2,
         )
         bpe = data_stage(
             "bpe",
             reads=_files(clean, train_text + dev_text)
             | {f"model/{i}": Path(path) for i, path in enumerate(config.bpe.model, 1)},
-            settings={"languages": list(languages), "bpe": _without(to_dict(config.bpe), "dropout", "model")},
+            settings={"languages": list(languages), "bpe": _without(of_kind(config.bpe, "result"), "dropout", "model")},
             action=partial(_bpe, config, clean.writes),
+            packages=("nmt", "sentencepiece"),
         )
         encode = data_stage(
             "encode",
             reads=_files(clean, train_text + dev_text + test_text) | _files(bpe, models),
-            settings={"languages": list(languages), "encode": to_dict(config.encode)},
+            settings={"languages": list(languages), "encode": of_kind(config.encode, "result")},
             action=partial(_encode, config, clean.writes, bpe.writes),
+            packages=("nmt", "sentencepiece"),
         )
-        # With BPE-dropout the training text is encoded afresh in each epoch, so the text is read as well.
-        dropout = config.bpe.dropout
-        trained_text = ["normalisation.json", *dev_text, *(train_text if dropout else [])]
+        paths = TrainPaths(clean=clean.writes, bpe=bpe.writes, encode=encode.writes, run=run)
         train = make(
             "train",
-            reads={"encode": encode.writes} | _files(bpe, models) | _files(clean, trained_text),
-            settings={"data": direction, "bpe": {"dropout": dropout}}
-            | {"model": to_dict(config.model), "optim": to_dict(config.optim)},
+            reads=training_reads(config, paths),
+            settings=training_settings(config),
             writes=run,
             result="final",
-            action=partial(_train, config, clean.writes, bpe.writes, encode.writes, trainer or here),
+            action=partial(_train, config, paths, trainer or here),
+            packages=("nmt", "torch"),
         )
         translate = make(
             "translate",
-            reads={"final": run / "final"} | _files(clean, [f"test.{src}"]),
-            settings={"data": direction, "translate": to_dict(config.translate)},
+            reads={name: run / name for name in ("final", "tokenizer", "normalisation.json")}
+            | _files(clean, [f"test.{src}"]),
+            settings={"data": direction, "translate": of_kind(config.translate, "result")},
             writes=run / "translate",
             action=partial(_translate, config, run, clean.writes, device),
+            packages=("nmt", "torch", "sentencepiece", "opencc"),
         )
-        evaluated = [*train_text, *test_text, f"test.refs.{tgt}"]
+        evaluated = [*train_text, *test_text, f"test.refs.{tgt}", "report.json"]
         evaluated += ["test.attribution"] if (clean.writes / "test.attribution").is_file() else []
         evaluate = make(
             "eval",
-            reads=_files(translate, ["test.hyp"]) | _files(clean, evaluated),
-            settings={"data": direction, "eval": to_dict(config.eval)},
+            reads=_files(translate, ["test.hyp"]) | _files(clean, evaluated) | {"train_keys": run / "train_keys"},
+            settings={"data": direction, "eval": of_kind(config.eval, "result")},
             writes=run / "eval",
-            action=partial(_evaluate, config, clean.writes, translate.writes),
+            action=partial(_evaluate, config, clean.writes, run, allow_overlap),
+            packages=("nmt", "sacrebleu"),
         )
     return [clean, bpe, encode, train, translate, evaluate]
 
@@ -117,13 +134,28 @@ def _without(values: dict[str, Any], *names: str) -> dict[str, Any]:
 # ── what each stage does; imports are inside, so that a street that is fresh loads nothing ──────────────────────────
 
 
-def _clean(config: Config, corpus: Path, out: Path) -> None:
-    from nmt.corpus import clean_corpus, find_sources
+def _clean(config: Config, corpus: Path, hashes: Mapping[str, str], out: Path) -> None:
+    """Clean the files, which must have the content `hashes`; where nothing is left, say where the dropped rows are."""
+    from nmt.corpus import NothingLeft, clean_corpus, find_sources
 
+    rejected = corpus / "rejected.tsv"
+    rejected.unlink(missing_ok=True)
     sources = find_sources(corpus, config.clean)
     files = [str(path) for paths in sources.values() for path in paths]
     log.info("clean: reading %s", ", ".join(files[:4]) + (f" and {len(files) - 4} more" if len(files) > 4 else ""))
-    clean_corpus(sources, config.clean, out)
+    try:
+        report = clean_corpus(sources, config.clean, out)
+    except NothingLeft as error:
+        (out / rejected.name).replace(rejected)
+        raise DataError(f"{error} Each dropped row is in {rejected}.") from error
+    facts = {f"source {name}": source["files"] for name, source in report["sources"].items()} | report["given"]
+    for name, cleaned in facts.items():
+        for i, file in enumerate(cleaned, 1):
+            if hashes.get(f"{name}/{i}") != file["sha256"]:
+                raise DataError(
+                    f"{file['file']} is not what it was when its hash was taken. Run it again when nothing writes to "
+                    f"it; if that says the same, delete {DATA / '.hashes.json'}."
+                )
 
 
 def _bpe(config: Config, clean: Path, out: Path) -> None:
@@ -138,14 +170,12 @@ def _encode(config: Config, clean: Path, bpe: Path, out: Path) -> None:
     encode_corpus(clean, bpe, config.encode, config.clean.columns, out)
 
 
-def _train(config: Config, clean: Path, bpe: Path, encode: Path, trainer: Trainer, run: Path) -> None:
-    from nmt.provenance import TrainPaths
-
-    trainer(config, TrainPaths(clean=clean, bpe=bpe, encode=encode, run=run))
+def _train(config: Config, paths: TrainPaths, trainer: Trainer, run: Path) -> None:
+    trainer(config, paths)
 
 
 def train_here(
-    config: Config, paths: "TrainPaths", *, device: str, fresh: bool = False, init_from: Path | None = None
+    config: Config, paths: TrainPaths, *, device: str, fresh: bool = False, init_from: Path | None = None
 ) -> None:
     """Train in this process, which may be one of several that were started together."""
     from nmt.provenance import leads, lock
@@ -167,8 +197,11 @@ def _translate(config: Config, run: Path, clean: Path, device: str, out: Path) -
     translate_file(translator, clean / f"test.{config.data.src}", out / "test.hyp")
 
 
-def _evaluate(config: Config, clean: Path, translated: Path, out: Path) -> None:
+def _evaluate(config: Config, clean: Path, run: Path, allow_overlap: bool, out: Path) -> None:
     from nmt.evaluation import evaluate_test
+    from nmt.provenance import source_code
     from nmt.text import read_lines
 
-    write_json(out / "scores.json", evaluate_test(config, clean, read_lines(translated / "test.hyp")))
+    hyps = read_lines(run / "translate" / "test.hyp")
+    found = evaluate_test(config, clean, hyps, run, allow_overlap=allow_overlap)
+    write_json(out / "scores.json", found | {"code": source_code()})

@@ -18,7 +18,7 @@ from nmt.batching import Numbers, collate, cut, padding_share, share
 from nmt.config import Config
 from nmt.dataset import ParallelDataset
 from nmt.distributed import World, bound_kernels, parallelize
-from nmt.errors import LostContact, NmtError
+from nmt.errors import LostContact, NmtError, counted
 from nmt.loss import label_smoothed_loss
 from nmt.model import Transformer
 from nmt.optimizer import build_optimizer, learning_rate, set_learning_rate
@@ -198,8 +198,9 @@ def memory_told(trainer: Trainer, data: ParallelDataset, pairs: Numbers) -> Iter
         longest = int(np.argmax(src + tgt))
         raise OutOfMemory(
             f"process {trainer.world.rank} of {trainer.world.size} is out of memory on {trainer.world.device}, with "
-            f"a micro-batch of {len(pairs):,} pairs, {len(pairs) * int(max(src.max(), tgt.max())):,} token slots a "
-            f"side. Its longest pair has {src[longest]:,} + {tgt[longest]:,} tokens (line "
+            f"a micro-batch of {counted(len(pairs), 'pair')}, "
+            f"{len(pairs) * int(max(src.max(), tgt.max())):,} token slots a side. "
+            f"Its longest pair has {src[longest]:,} + {tgt[longest]:,} tokens (line "
             f"{int(data.rows[pairs[longest]]) + 1:,} of the clean training text).\n"
             f"Lower train.device_tokens (now {trainer.device_tokens:,}; `auto` finds the largest that fits), or "
             f"encode.max_tokens if the pair is alone in its micro-batch."

@@ -15,7 +15,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from nmt.errors import CheckpointError, DataError, told, writing
+from nmt.charset import encoding_of, how_to_convert
+from nmt.errors import CheckpointError, DataError, counted, told, writing
 
 STANDARD = "-"
 """The file name that means stdin or stdout."""
@@ -49,7 +50,11 @@ def read_lines(path: str | Path) -> list[str]:
         raise DataError(f"cannot read {path}: {error.strerror}.") from error
     for number, (_, whole) in enumerate(found, 1):
         if not whole:
-            raise DataError(f"{path}, line {number} is not UTF-8; convert the file first (iconv -f GB18030 -t UTF-8).")
+            likely = encoding_of(path)
+            advice = (
+                f" (it looks like {likely}): {how_to_convert(path, likely)}" if likely not in ("", "utf-8") else "."
+            )
+            raise DataError(f"{path}, line {number} is not UTF-8; convert the file first{advice}")
     return [text for text, _ in found]
 
 
@@ -57,7 +62,9 @@ def read_aligned(*paths: str | Path) -> list[tuple[str, ...]]:
     """The rows of files that belong together line by line; raises DataError with the counts when they differ."""
     columns = [read_lines(path) for path in paths]
     if len({len(column) for column in columns}) > 1:
-        counts = ", ".join(f"{path} has {len(column):,} lines" for path, column in zip(paths, columns, strict=True))
+        counts = ", ".join(
+            f"{path} has {counted(len(column), 'line')}" for path, column in zip(paths, columns, strict=True)
+        )
         raise DataError(f"{counts}; they must match line by line.")
     return list(zip(*columns, strict=True))
 

@@ -10,7 +10,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from heapq import heappop, heappush
 from itertools import accumulate, chain, pairwise
@@ -19,9 +19,10 @@ from typing import Any
 
 import numpy as np
 import sentencepiece
+from tqdm import tqdm
 
 from nmt.config import BpeConfig
-from nmt.errors import ConfigError, DataError, writing
+from nmt.errors import ConfigError, DataError, counted, writing
 from nmt.symbols import BOS, EOS, PAD, UNK
 from nmt.text import read_lines, write_lines
 
@@ -30,6 +31,9 @@ SPACE = "\u2581"
 
 RARE = 10
 """A piece that is seen fewer times in train hardly gets a useful embedding."""
+
+BLOCK_LINES = 10_000
+"""Lines between two moves of the progress bar."""
 
 LONGEST_REMEMBERED = 64
 """Characters of the longest unit whose segmentations are remembered; few longer ones ever come twice."""
@@ -250,22 +254,27 @@ def train_bpe(clean: Path, settings: BpeConfig, languages: tuple[str, str], out:
     names = {"joint": languages} if settings.joint else {language: (language,) for language in languages}
     out.mkdir(parents=True, exist_ok=True)
     tokenizers: dict[str, Tokenizer] = {}
-    for number, (name, sides) in enumerate(names.items()):
-        lines = [line for side in sides for line in train[side]]
-        if not any(lines):
-            raise DataError(f"{clean} has no text to learn a vocabulary from; look at the report of nmt clean.")
-        model = _existing(settings.model[number], lines[:10_000]) if settings.model else _learn(lines, settings)
-        tokenizer = Tokenizer(model, f"{name}.model")
-        _write(out / f"{name}.model", model)
-        write_lines(out / f"{name}.vocab", tokenizer.vocabulary())
-        tokenizers |= dict.fromkeys(sides, tokenizer)
-    certificate = certify(tokenizers, train, dev)
+    # Each line is read once to learn from, unless the model exists, and once to check.
+    total = (1 if settings.model else 2) * sum(map(len, train.values()))
+    with tqdm(total=total, desc="bpe", unit=" lines", disable=None, leave=False) as bar:
+        for number, (name, sides) in enumerate(names.items()):
+            lines = [line for side in sides for line in train[side]]
+            if not any(lines):
+                raise DataError(f"{clean} has no text to learn a vocabulary from; look at the report of nmt clean.")
+            model = (
+                _existing(settings.model[number], lines[:10_000]) if settings.model else _learn(lines, settings, bar)
+            )
+            tokenizer = Tokenizer(model, f"{name}.model")
+            _write(out / f"{name}.model", model)
+            write_lines(out / f"{name}.vocab", tokenizer.vocabulary())
+            tokenizers |= dict.fromkeys(sides, tokenizer)
+        certificate = certify(tokenizers, train, dev, bar.update)
     write_lines(out / "certificate.json", [json.dumps(certificate, ensure_ascii=False, indent=1)])
     for side, found in certificate["sides"].items():
         if found["unknown"] or found["first_change"]:
             raise DataError(
-                f"{clean / f'train.{side}'}: {found['changed_lines']:,} lines don't come back from the vocabulary as "
-                f"they were (the first is line {found['first_change']}), and {found['unknown']:,} tokens are unknown."
+                f"{clean / f'train.{side}'}: {counted(found['changed_lines'], 'line')} would come back changed (the "
+                f"first is line {found['first_change']}), and {counted(found['unknown'], 'token')} would be unknown."
             )
     if certificate["bleu_ceiling"] is None:
         raise DataError(f"{clean}/dev.*: some lines don't come back from the vocabulary as they were.")
@@ -287,22 +296,30 @@ def load_tokenizers(folder: Path, src: str, tgt: str) -> tuple[Tokenizer, Tokeni
 
 
 def certify(
-    tokenizers: Mapping[str, Tokenizer], train: Mapping[str, Sequence[str]], dev: Mapping[str, Sequence[str]]
+    tokenizers: Mapping[str, Tokenizer],
+    train: Mapping[str, Sequence[str]],
+    dev: Mapping[str, Sequence[str]],
+    done: Callable[[int], object] = lambda lines: None,
 ) -> dict[str, Any]:
     """What the vocabulary does to each language's text, and how much of it train fills.
 
     `bleu_ceiling` is what a perfect output can score on dev: 100 when every line comes back as it was, else unknown.
+    `done` is told how many lines more have been looked at.
     """
     seen: dict[Tokenizer, Counter[int]] = {tokenizer: Counter() for tokenizer in tokenizers.values()}
     sides: dict[str, Any] = {}
     for side, tokenizer in tokenizers.items():
-        ids = tokenizer.encode(train[side])
-        here = Counter(chain.from_iterable(ids))
+        here, changed, lines = Counter[int](), list[int](), train[side]
+        for start in range(0, len(lines), BLOCK_LINES):
+            block = lines[start : start + BLOCK_LINES]
+            ids = tokenizer.encode(block)
+            here.update(chain.from_iterable(ids))
+            changed += [start + place for place in _changed(block, tokenizer.decode(ids))]
+            done(len(block))
         seen[tokenizer] += here
-        changed = _changed(train[side], tokenizer.decode(ids))
         sides[side] = {
-            "lines": len(ids),
-            "tokens_per_sentence": here.total() / max(1, len(ids)),
+            "lines": len(lines),
+            "tokens_per_sentence": here.total() / max(1, len(lines)),
             "byte_share": sum(n for i, n in here.items() if tokenizer.is_byte(i)) / max(1, here.total()),
             "unknown": here[UNK],
             "changed_lines": len(changed),
@@ -366,10 +383,10 @@ def _existing(path: str, lines: Sequence[str]) -> bytes:
     return model
 
 
-def _learn(lines: Sequence[str], settings: BpeConfig) -> bytes:
+def _learn(lines: Sequence[str], settings: BpeConfig, bar: "tqdm[Any]") -> bytes:
     """A new model; raises ConfigError with the range that works where the corpus can't have the wanted vocabulary."""
     try:
-        return _attempt(lines, settings, settings.vocab_size)
+        return _attempt(_shown(lines, bar), settings, settings.vocab_size)
     except RuntimeError as error:
         fewest, most = _limits(error)
         cause = error
@@ -397,7 +414,15 @@ def _limits(error: RuntimeError) -> tuple[int, int]:
     return int(fewest[1]) if fewest else 0, int(most[1]) if most else 0
 
 
-def _attempt(lines: Sequence[str], settings: BpeConfig, vocab_size: int) -> bytes:
+def _shown(lines: Sequence[str], bar: "tqdm[Any]") -> Iterator[str]:
+    """The lines, counted by the bar; SentencePiece says nothing of how far it is once it has read them."""
+    for start in range(0, len(lines), BLOCK_LINES):
+        yield from lines[start : start + BLOCK_LINES]
+        bar.update(len(lines[start : start + BLOCK_LINES]))
+    bar.set_description("bpe, learning the pieces")
+
+
+def _attempt(lines: Iterable[str], settings: BpeConfig, vocab_size: int) -> bytes:
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.Train(
         # Lines, not files: the model then holds no path, and a line ends where it ends in the rest of nmt.

@@ -9,17 +9,18 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from nmt import checkpoint
 from nmt.batching import Numbers, plan_updates
-from nmt.config import Config
-from nmt.corpus import Normaliser
+from nmt.config import SECTIONS, Config, of_kind
 from nmt.dataset import ParallelDataset, open_dataset, resample
 from nmt.distributed import World, is_lost_contact
 from nmt.errors import CheckpointError, LostContact, NmtError, Preempted, first_line
 from nmt.launch import leave_word
+from nmt.overlap import warn_of_overlap
 from nmt.provenance import TrainPaths, open_run, unchanged
 from nmt.sizes import peak_flops
 from nmt.step import StepStats, Trainer, mix, rehearse, train_step
@@ -40,12 +41,14 @@ def train_model(
     `fresh` starts over; `init_from` is a run whose final weights a new training begins with. A finished run is left
     as it is. Raises Preempted when a signal ended it after a save. Who calls this holds the run's lock.
     """
-    if not fresh and world.from_leader([float(is_finished(config, paths))])[0]:
+    if not fresh and world.from_leader([float(is_finished(config, paths, init_from))])[0]:
         log.info("train: %s is finished; nothing to do", paths.run)
         return
     if world.leads:
         checkpoint.recover(paths.run)
-        open_run(config, paths, fresh=fresh)
+        open_run(config, paths, numerics(config, world), fresh=fresh, init_from=init_from)
+        if init_from is not None:
+            warn_of_overlap(paths.run, paths.clean, (config.data.src, config.data.tgt))
     world.barrier()
     begun = time.monotonic()
     with Heartbeat(paths.run / "heartbeat", world, config.train.silence) as heartbeat:
@@ -58,13 +61,7 @@ def train_model(
                 if world.leads:
                     log.info("train: %s", header(trainer, data, paths.run))
                 trainer, progress = make_room(trainer, data, progress)
-            dev = DevSet(
-                open_dataset(paths.encode, "dev", config.data.src, config.data.tgt),
-                read_lines(paths.clean / f"dev.{config.data.src}"),
-                read_lines(paths.clean / f"dev.{config.data.tgt}"),
-                tokenizers,
-                Normaliser.load(paths.clean / "normalisation.json"),
-            )
+            dev = DevSet.load(config, paths, tokenizers)
             tell(trainer, paths.run, "running", progress)
             with Tracker(
                 paths.run, first_step=progress.step, last_step=config.optim.max_steps, writes=world.leads
@@ -126,9 +123,12 @@ def loop(trainer: Trainer, paths: TrainPaths, dev: DevSet, progress: Progress, t
                 skips.settle()
                 tracker.numbers("train", progress.step, meter.report() | {"epoch": epoch, "skipped": skips.count})
             if progress.step % train.validate_every == 0 or last:
-                progress = validate(trainer, dev, progress, tracker)
-                if progress.best_step == progress.step and trainer.world.leads:
-                    checkpoint.save(run / "best", trainer.model.state_dict(), asdict(progress))
+                found = validate(trainer, dev, progress, tracker)
+                # At another last step it is for the log alone: resumed with more steps, nothing knows of the old end.
+                if progress.step % train.validate_every == 0:
+                    progress = found
+                    if progress.best_step == progress.step and trainer.world.leads:
+                        checkpoint.save(run / "best", trainer.model.state_dict(), asdict(progress))
                 meter.restart()
             if due or signal or is_over(trainer.config, progress):
                 skips.settle()
@@ -227,15 +227,22 @@ def peak_memory(device: torch.device) -> float:
 # ── files ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def is_finished(config: Config, paths: TrainPaths) -> bool:
+def numerics(config: Config, world: World) -> dict[str, Any]:
+    """What changes the rounding of a training and its dropout masks, but nothing else."""
+    sections = {name: of_kind(getattr(config, name), "numerics") for name in SECTIONS}
+    where = {"processes": world.size, "device": world.device.type, "threads": torch.get_num_threads()}
+    return {name: values for name, values in sections.items() if values} | where
+
+
+def is_finished(config: Config, paths: TrainPaths, init_from: Path | None) -> bool:
     """Whether the run has been trained to its end with these settings and this data, and has its final model."""
     try:
         status = read_object(paths.run / "status.json")
         state, progress = status.pop("state"), Progress(**status)
     except (CheckpointError, KeyError, TypeError):
         return False
-    ended = state == "finished" and is_over(config, progress)
-    return ended and unchanged(config, paths) and checkpoint.fault(paths.run / "final") is None
+    ended = state == "finished" and is_over(config, progress) and progress.step <= config.optim.max_steps
+    return ended and unchanged(config, paths, init_from) and checkpoint.fault(paths.run / "final") is None
 
 
 def resume(trainer: Trainer, run: Path, init_from: Path | None) -> Progress:

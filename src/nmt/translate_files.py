@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 from tqdm import tqdm
 
-from nmt.errors import DataError
+from nmt.errors import DataError, counted
 from nmt.text import STANDARD, lines_of, read_aligned, read_lines, write_lines
 from nmt.translation import WINDOW, Counts, Options, PairScore, Translation, Translator
 
@@ -55,7 +55,10 @@ def _prefixes(path: str | Path, source: str | Path) -> list[str]:
         with _opened(source) as stream:
             lines = sum(1 for _ in stream)
         if lines != len(found):
-            raise DataError(f"{path} has {len(found):,} prefixes and {source} {lines:,} lines; give one for each line.")
+            raise DataError(
+                f"{path} has {counted(len(found), 'prefix', 'prefixes')} and {source} {counted(lines, 'line')}; "
+                "give one for each line."
+            )
     return found
 
 

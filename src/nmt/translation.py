@@ -1,6 +1,5 @@
 """translate: text in, text out. As many lines come out as went in, in order; an empty line stays empty."""
 
-import json
 import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,7 +21,8 @@ from nmt.corpus import Normaliser
 from nmt.distributed import bound_kernels, choose_device
 from nmt.errors import CheckpointError, ConfigError, DataError
 from nmt.model import Transformer
-from nmt.provenance import read_config
+from nmt.outputs import is_repeated
+from nmt.provenance import read_config, read_identity
 from nmt.search import Hypothesis, beam_search, greedy_search, sample
 from nmt.sentences import cut_to_fit
 from nmt.symbols import BOS, EOS, PAD
@@ -39,9 +39,6 @@ PORTION = 10_000
 
 CONTROLS = str.maketrans(dict.fromkeys([*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029], " "))
 """A model can spell these with byte pieces; in its output a line end would make two lines of one."""
-
-LOOP = 4
-"""Turns of a loop, beyond those in the source, that make a translation count as repeated."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,17 +131,17 @@ class Counts:
     empty: int = 0
     """Lines with words whose translation has none."""
     repeated: int = 0
-    """Translations that turn in a loop."""
+    """Translations that repeat themselves, as eval counts them."""
     cut: int = 0
     """Translations that had not ended at the length limit."""
 
-    def add(self, parts: Sequence[_Found], best: Translation) -> None:
-        """Count a line by what was found for its parts and by its best translation."""
+    def add(self, src: str, parts: int, best: Translation) -> None:
+        """Count a line by its text, the number of its parts and its best translation."""
         self.lines += 1
         self.blank += not parts
-        self.split += len(parts) > 1
-        self.empty += bool(parts) and not best.text
-        self.repeated += any(_loops(hyps[0].tokens, part.src) for part, hyps in parts)
+        self.split += parts > 1
+        self.empty += parts > 0 and not best.text
+        self.repeated += is_repeated(best.text, src)
         self.cut += not best.finished
 
     def report(self) -> str:
@@ -212,7 +209,7 @@ class Translator:
         return cls(model, *tokenizers, Normaliser.load(run / "normalisation.json"), config, place)
 
     def translate(self, lines: Sequence[str]) -> list[str]:
-        """The translation of each line."""
+        """The translation of each line; `lines` is a list, also of one line."""
         return [best.text for best, *_ in self.stream(lines)]
 
     def translate_nbest(self, lines: Sequence[str], options: Options) -> list[list[Translation]]:
@@ -234,6 +231,7 @@ class Translator:
         A translation begins with its line's text in `prefixes`. `counts` are kept up to date, and `progress` is told
         of lines that have been translated.
         """
+        _check_lines(lines=lines, prefixes=prefixes)
         options, counts = options or Options(), counts or Counts()
         if not options.sample and options.n_best > self.settings.beam:
             raise ConfigError(f"--n-best is {options.n_best}, more than translate.beam ({self.settings.beam}).")
@@ -247,8 +245,8 @@ class Translator:
             found: list[list[_Found]] = [[] for _ in group]
             for part, hyps in self._search_all(parts, options, progress):
                 found[part.line - first].append((part, hyps))
-            for line, results in zip(found, self._texts(found), strict=True):
-                counts.add(line, results[0])
+            for src, line, results in zip(group, found, self._texts(found), strict=True):
+                counts.add(src, len(line), results[0])
                 yield results
             first += len(group)
         if prefixes is not None and len(prefixes) > first:
@@ -383,6 +381,7 @@ class Translator:
     @torch.no_grad()
     def score_pairs(self, srcs: Sequence[str], tgts: Sequence[str]) -> list[PairScore]:
         """The log-probability of each target given its source; both are normalised as in training."""
+        _check_lines(srcs=srcs, tgts=tgts)
         sides = ((self.src_tokenizer, self.src, srcs), (self.tgt_tokenizer, self.tgt, tgts))
         src, tgt = (
             tokenizer.encode([self.normaliser(line, lang) for line in lines]) for tokenizer, lang, lines in sides
@@ -417,34 +416,22 @@ class Translator:
         return pad_sequence(tensors, batch_first=True, padding_value=PAD).to(self.device)
 
 
+def _check_lines(**texts: Iterable[str] | None) -> None:
+    """Raise TypeError for a text in place of a list: to Python it is a sequence of texts, each of one character."""
+    for name, lines in texts.items():
+        if isinstance(lines, str | bytes):
+            raise TypeError(f"{name} is one text; give a list of lines, e.g. [{lines[:40]!r}].")
+
+
 def _check_hashes(run: Path, tokenizers: Sequence[Tokenizer]) -> None:
     """Raise CheckpointError for a tokenizer that isn't the one of the training: its ids mean something else."""
-    try:
-        trained = dict(json.loads((run / "identity.json").read_bytes())["content"]["tokenizer"])
-    except FileNotFoundError:
+    if not (run / "identity.json").exists():
         return  # A run that was put together by hand.
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{run / 'identity.json'} cannot be read ({error}); take it from a copy.") from error
+    trained = read_identity(run)["reads"]
     for tokenizer in tokenizers:
-        wanted = trained.get(Path(tokenizer.name).name, tokenizer.sha256)
+        wanted = trained.get(f"bpe/{Path(tokenizer.name).name}", tokenizer.sha256)
         if wanted != tokenizer.sha256:
             raise CheckpointError(
                 f"{tokenizer.name} has SHA-256 {tokenizer.sha256}, but the run was trained with {wanted}: "
                 "put that one back."
             )
-
-
-def longest_loop(tokens: Sequence[int]) -> int:
-    """How many times in a row the same 1 to 4 tokens come; 1 if nothing is repeated, 0 without tokens."""
-    turns = min(1, len(tokens))
-    for n in range(1, 5):
-        same = 0
-        for token, earlier in zip(tokens[n:], tokens, strict=False):
-            same = same + 1 if token == earlier else 0
-            turns = max(turns, same // n + 1)
-    return turns
-
-
-def _loops(hyp: Sequence[int], src: Sequence[int]) -> bool:
-    turns = longest_loop(hyp)
-    return turns >= LOOP and turns >= longest_loop(src) + LOOP  # Few translations are worth a look at their source.

@@ -13,12 +13,15 @@ from typing import Any
 from torch import Tensor
 
 from nmt import checkpoint
+from nmt.config import Config, TranslateConfig
 from nmt.corpus import Normaliser
-from nmt.dataset import ParallelDataset
+from nmt.dataset import ParallelDataset, open_dataset
 from nmt.distributed import World
 from nmt.errors import NmtError
+from nmt.provenance import TrainPaths
 from nmt.scoring import bleu
 from nmt.step import Trainer, dev_loss
+from nmt.text import read_lines
 from nmt.tokenizer import Tokenizer
 from nmt.tracking import Tracker
 from nmt.translation import Translator
@@ -61,16 +64,31 @@ class DevSet:
     tokenizers: tuple[Tokenizer, Tokenizer]
     normaliser: Normaliser
 
+    @staticmethod
+    def load(config: Config, paths: TrainPaths, tokenizers: tuple[Tokenizer, Tokenizer]) -> "DevSet":
+        """The dev set that a training with these settings and folders looks at."""
+        src, tgt = config.data.src, config.data.tgt
+        return DevSet(
+            open_dataset(paths.encode, "dev", src, tgt),
+            read_lines(paths.clean / f"dev.{src}"),
+            read_lines(paths.clean / f"dev.{tgt}"),
+            tokenizers,
+            Normaliser.load(paths.clean / "normalisation.json"),
+        )
+
 
 def translate_dev(trainer: Trainer, dev: DevSet, sentences: int) -> tuple[float, list[str]]:
     """BLEU on raw text, and the translations, of the first `sentences`; every process translates a share.
 
-    They are shared out in the batches that one process would make, so that each sentence meets the same neighbours,
-    and not even the rounding of its scores differs.
+    The search is greedy whatever the settings of `translate` are: those may be changed for a model that is trained, so
+    they must not decide which model that is. The sentences are shared out in the batches that one process would make,
+    so that each meets the same neighbours, and not even the rounding of its scores differs.
     """
     world, lines = trainer.world, dev.src[:sentences]
     share = partial(share_among, world) if world.size > 1 else None
-    translator = Translator(trainer.model, *dev.tokenizers, dev.normaliser, trainer.config, world.device, share)
+    greedy = TranslateConfig(beam=1, batch_tokens=trainer.config.translate.batch_tokens)
+    config = replace(trainer.config, translate=greedy)
+    translator = Translator(trainer.model, *dev.tokenizers, dev.normaliser, config, world.device, share)
     trainer.at("translating the dev set")
     trainer.model.eval()
     hyps = translator.translate(lines)
@@ -105,6 +123,13 @@ def validate(trainer: Trainer, dev: DevSet, progress: Progress, tracker: Tracker
     return replace(progress, worse=progress.worse + 1)
 
 
+def whole_dev_score(trainer: Trainer, dev: DevSet) -> tuple[str, float]:
+    """What a final model is chosen by, higher is better: its name, and its value on the whole dev set."""
+    if trainer.config.optim.stop_on == "bleu" and trainer.config.train.validate_sentences:
+        return "BLEU", translate_dev(trainer, dev, len(dev.src))[0]
+    return "minus the loss", -dev_loss(trainer, dev.data)[0]
+
+
 def choose_final(trainer: Trainer, run: Path, dev: DevSet, progress: Progress, tracker: Tracker) -> None:
     """Compare the average of the kept checkpoints with the best one on the whole dev set; the winner is `final`."""
     folders = [path for path in checkpoint.saved_steps(run) if checkpoint.fault(path) is None]
@@ -112,21 +137,17 @@ def choose_final(trainer: Trainer, run: Path, dev: DevSet, progress: Progress, t
     if checkpoint.fault(run / "best") is None:
         candidates[f"best (step {progress.best_step:,})"] = [run / "best"]
     scores: dict[str, float] = {}
-    by_bleu = trainer.config.optim.stop_on == "bleu" and bool(trainer.config.train.validate_sentences)
     chosen: dict[str, Tensor] = {}
     for name, members in candidates.items():
         weights = checkpoint.average_folders(members)
         trainer.model.load_state_dict(weights)
-        if by_bleu:
-            score, _ = translate_dev(trainer, dev, len(dev.src))
-        else:
-            score = -dev_loss(trainer, dev.data)[0]
+        what, score = whole_dev_score(trainer, dev)
         if not scores or score > max(scores.values()):
             chosen = weights
         scores[name] = score
     if not chosen:
         raise NmtError(f"no checkpoint in {run} is whole; nothing can be made final.")
-    best, what = max(scores, key=scores.__getitem__), "BLEU" if by_bleu else "minus the loss"
+    best = max(scores, key=scores.__getitem__)
     table = ", ".join(f"{name} has {score:.2f}" for name, score in scores.items())
     tracker.say(f"train: {what} on the whole dev set: {table}; final is the {best}")
     if trainer.world.leads:

@@ -35,6 +35,7 @@ def fetch(
     """Get a raw corpus into data/CORPUS/raw/."""
     from nmt.corpus import fetch as fetch_corpus
 
+    settings.check_name("CORPUS", corpus)
     facts = fetch_corpus(corpus, origin, stages.DATA / corpus / "raw", sha256)
     tell(facts, table(facts), as_json)
 
@@ -65,8 +66,10 @@ def bpe(config: ConfigFile = None, changes: Changes = None, as_json: AsJson = Fa
 
 def encode(config: ConfigFile = None, changes: Changes = None, as_json: AsJson = False) -> None:
     """Turn the clean text into token ids."""
-    counts = pipeline.read_json(_walk(config, changes, "encode").writes / "meta.json")["splits"]
-    tell(counts, table(counts), as_json)
+    meta = pipeline.read_json(_walk(config, changes, "encode").writes / "meta.json")
+    from nmt.dataset import table_of_counts
+
+    tell(meta["splits"], table_of_counts(meta), as_json)
 
 
 def _walk(config: str | None, changes: Sequence[str] | None, upto: str) -> pipeline.Stage:
@@ -85,7 +88,12 @@ def train(
         Path | None, typer.Option("--init-from", metavar="RUN", help="Begin with the weights of another run.")
     ] = None,
 ) -> None:
-    """Train the model, going on where it stopped."""
+    """Train the model, going on where it stopped.
+
+    The data is made first where it is missing or out of date. Ctrl-C and SIGTERM end the training after a save, and
+    the same command resumes it. The log says first what is trained, on what and for how many steps and epochs;
+    runs/NAME/metrics.jsonl and TensorBoard have every measurement.
+    """
     loaded = settings.load(config, changes or ())
     here = partial(stages.train_here, device=device, fresh=fresh, init_from=init_from)
     if _launched():
@@ -115,7 +123,11 @@ def run(
     upto: Annotated[str | None, typer.Option("--upto", metavar="STAGE", help="The last stage to do.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Walk the whole street; what is fresh is skipped."""
+    """Walk the whole street; what is fresh is skipped.
+
+    From the raw corpus of a recipe to the scores of its model, which go to stdout; the log goes to stderr. The corpus
+    of the recipe demo ships with nmt, and it takes a few minutes on a CPU: nmt run -c demo
+    """
     if _launched():
         line = shlex.join(["nmt", "run", *_again(config, changes, name), "--processes", os.environ["WORLD_SIZE"]])
         raise ConfigError(f"nmt run is one process, which starts others for the training alone: {line}")

@@ -3,7 +3,7 @@
 import logging
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,8 +14,8 @@ from nmt import config as settings
 from nmt import pipeline, stages
 from nmt.cli.options import AsJson, Changes, Device, RunFolder, tell
 from nmt.config import Config
-from nmt.errors import ConfigError
-from nmt.provenance import read_config
+from nmt.errors import ConfigError, DataError
+from nmt.provenance import read_config, read_identity
 from nmt.runs import RUNS, newest_run
 from nmt.text import STANDARD, lines_of, read_aligned, read_lines
 
@@ -82,6 +82,9 @@ def evaluate(
         Path | None, typer.Option("--against", metavar="FILE", help="Earlier scores (scores.json) to compare with.")
     ] = None,
     run: RunFolder = None,
+    allow_overlap: Annotated[
+        bool, typer.Option("--allow-overlap", help="Score a test set though the run was trained on some of it.")
+    ] = False,
     changes: Changes = None,
     device: Device = "auto",
     as_json: AsJson = False,
@@ -94,7 +97,7 @@ def evaluate(
     else:
         if refs or src or tgt:
             raise ConfigError("--ref, --src and --tgt go with HYP files and with each other: nmt eval HYP --ref REF.")
-        found, lines = _against_test_set(hyps or [], run, changes or (), device)
+        found, lines = _against_test_set(hyps or [], run, changes or (), device, allow_overlap)
     if against is not None:
         lines = [*lines, *_compared(found, against)]
     tell(found, lines, as_json)
@@ -134,27 +137,34 @@ def _against_files(
 
 
 def _against_test_set(
-    hyps: Sequence[str], run: Path | None, changes: Sequence[str], device: str
+    hyps: Sequence[str], run: Path | None, changes: Sequence[str], device: str, allow_overlap: bool
 ) -> tuple[Any, list[str]]:
     """The scores of a run's own translation, or of others, on the run's test set."""
-    from nmt.evaluation import evaluate_test, references, score_lines
+    from nmt.evaluation import evaluate_test, references, score_lines, trained_on
 
     run, config = _run_and_settings(run, changes)
     if run.resolve().parent != RUNS.resolve():
         raise ConfigError(f"{run} is not in {RUNS}/, so its test set is not known; give HYP, --ref and --tgt.")
-    street = partial(stages.street, config, run.name, device=device)
+    street = partial(stages.street, config, run.resolve().name, device=device, allow_overlap=allow_overlap)
+    clean, _, _, train, *_ = pipeline.status(street())
+    if clean.word != "fresh":
+        raise DataError(f"{clean}; its test set is what is scored, so make it first (nmt clean).")
+    if (run / "identity.json").exists():
+        data = "encode/meta.json"
+        if train.stage.hashes.get(data) != read_identity(run)["reads"].get(data):
+            log.warning("the corpus has changed since %s was trained: this is another test set than its own", run)
     if not hyps:
         result = pipeline.read_json(pipeline.run(street, since="translate")[-1].writes / "scores.json")
         return result, score_lines(result)
-    clean = street()[0].writes
-    systems = _systems(hyps)
+    systems, folder = _systems(hyps), clean.stage.writes
     if len(systems) > 1:
         from nmt import scoring
 
-        compared = scoring.compare(systems, references(config, clean), config.data.tgt, config.eval)
+        trained_on(config, folder, run, allow_overlap)
+        compared = scoring.compare(systems, references(config, folder), config.data.tgt, config.eval)
         return compared, scoring.comparison_lines(compared)
     (lines,) = systems.values()
-    result = evaluate_test(config, clean, lines)
+    result = evaluate_test(config, folder, lines, run, allow_overlap=allow_overlap)
     return result, score_lines(result)
 
 
@@ -175,11 +185,21 @@ def score(
 
 
 def _run_and_settings(run: Path | None, changes: Sequence[str]) -> tuple[Path, Config]:
-    """The run that is meant, and its settings with changes on top."""
+    """The run that is meant, and its settings with changes on top; ConfigError if they contradict its training."""
     if run is None:
         run = newest_run()
         log.info("taking %s, the newest run that is finished", run)
-    return run, settings.change(read_config(run), changes)
+    trained = read_config(run)
+    config = settings.change(trained, changes)
+    expected = replace(trained, translate=config.translate, eval=config.eval)
+    decided = settings.differences(settings.to_dict(expected), settings.to_dict(config))
+    if decided:
+        raise ConfigError(
+            f"{run} was trained with other settings, which decide here:",
+            *(f"  {line}" for line in decided),
+            "Only those of translate and eval can be changed for a model that is trained.",
+        )
+    return run, config
 
 
 def _systems(hyps: Sequence[str]) -> dict[str, list[str]]:

@@ -11,7 +11,7 @@ import typer
 from nmt import config as settings
 from nmt import pipeline, stages
 from nmt.cli.options import AsJson, Changes, ConfigFile, Device, table, tell
-from nmt.errors import CheckpointError, DataError
+from nmt.errors import ConfigError, DataError
 from nmt.runs import describe_run, newest_run
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,11 @@ def plan(
     except DataError as error:
         log.info("%s", error)
         data = None
-    found = planning.make_plan(loaded, data)
+    from nmt.distributed import choose_device
+
+    # A plan for a GPU may be made where there is none.
+    kind = choose_device(device).type if device == "auto" else device.partition(":")[0]
+    found = planning.make_plan(loaded, data, kind)
     if measure:
         found["measured"] = planning.measure(loaded, street(), device)
     tell(found, planning.plan_lines(found), as_json)
@@ -48,18 +52,38 @@ def average(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
     last: Annotated[int, typer.Option("--last", metavar="N", min=1, help="How many of the newest checkpoints.")] = 5,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FOLDER", help="Where to; else RUN/final.")
+        Path | None, typer.Option("-o", "--output", metavar="FOLDER", help="Where to; nothing is compared then.")
     ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Make it final without comparing the two on the dev set.")
+    ] = False,
+    restore: Annotated[bool, typer.Option("--restore", help="Make the former final model final again.")] = False,
+    device: Device = "auto",
 ) -> None:
-    """Average the newest checkpoints of a run."""
-    from nmt import checkpoint
+    """Average the newest checkpoints into a better final model."""
+    from nmt.provenance import lock, read_config
 
-    folders = checkpoint.saved_steps(run)[-last:]
-    if not folders:
-        raise CheckpointError(f"{run} has no checkpoints; its training makes them (nmt train).")
-    target = output or run / "final"
-    checkpoint.save(target, checkpoint.average_folders(folders), {"made_of": f"average of {len(folders)}"})
-    log.info("average: %s -> %s", ", ".join(folder.name for folder in folders), target)
+    if restore and (output or force):
+        raise ConfigError("--restore goes without --force and --output: it brings back what an average replaced.")
+    read_config(run)  # Before a lock is put into what is no run.
+    with lock(run), pipeline.changed_by_hand(run, "final"):
+        from nmt.averaging import FORMER, average_checkpoints, restore_final
+
+        if restore:
+            restore_final(run)
+            log.info("average: the final model of %s is the former one again", run)
+            return
+        had_final = (run / "final").exists()
+        found = average_checkpoints(run, last, output, device, force)
+    if found.scores:
+        scores = ", ".join(f"{name} has {score:.2f}" for name, score in found.scores.items())
+        log.info("average: %s on the whole dev set: %s", found.measure, scores)
+    if found.folder != run / "final":
+        stays = "" if output else "; the final model stays, since that is not better (--force replaces it)"
+        log.info("average: the %s is %s%s", found.name, found.folder, stays)
+    else:
+        way = f"; the former one is {run / FORMER} (nmt average {run} --restore)" if had_final else ""
+        log.info("average: the final model of %s is the %s now%s", run, found.name, way)
 
 
 def info(

@@ -1,15 +1,17 @@
 """From raw files to clean, split text: `clean_corpus` is the stage, the rest are its steps.
 
 Rows stream through twice: once from the sources, normalised and judged, into one file of kept rows; once from there
-into the sets. What stays in memory for each row is two 64-bit keys and its role.
+into the sets. What stays in memory for each row is three 64-bit keys and its role.
 """
 
 import functools
+import hashlib
 import importlib.metadata
 import json
+import logging
 from array import array
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -18,22 +20,30 @@ import numpy as np
 from tqdm import tqdm
 
 from nmt.config import CleanConfig, to_dict
-from nmt.corpus.mending import mend
+from nmt.corpus.guard import leaks, normal_and_mended
+from nmt.corpus.keys import LEFT, PAIR, RIGHT, duplicate_key, hash_key, leak_key
 from nmt.corpus.normalise import Normaliser
 from nmt.corpus.parallel import Workers, worker_count
 from nmt.corpus.reading import Chunk, Facts, Sources, chunks, inspect, rows
 from nmt.corpus.rules import RULES, Pair, first_objection
 from nmt.corpus.script import script_of
-from nmt.corpus.sets import REFERENCE, TRAIN, GivenSet, Roles, assign, leaks, read_given, write_sets
-from nmt.corpus.splitting import Keys, hash_key, sentence_key
+from nmt.corpus.sets import HELD_OUT, SET_ASIDE, TRAIN, GivenSet, Roles, assign, read_given, reference_form, write_sets
+from nmt.corpus.splitting import Keys
+from nmt.corpus.summary import form_warnings, reasons
 from nmt.errors import DataError, told
 from nmt.text import write_lines
+
+log = logging.getLogger(__name__)
 
 KEPT, REJECTED = "kept.part", "rejected.tsv"
 
 SAMPLES = 5
 """Rows shown for each reason in the report."""
 SAMPLE_CHARACTERS = 120
+
+
+class NothingLeft(DataError):
+    """Too few rows are left for the sets; `rejected.tsv` in the output folder has those that were dropped."""
 
 
 def clean_corpus(sources: Sources, settings: CleanConfig, out: Path, workers: int | None = None) -> dict[str, Any]:
@@ -52,17 +62,51 @@ def clean_corpus(sources: Sources, settings: CleanConfig, out: Path, workers: in
     try:
         with Workers(worker_count(size, workers)) as pool:
             tally = _clean_rows(sources, facts, settings, normaliser, out, pool)
-            roles = assign(*tally.keys(), given, settings)
+            roles = _assign(tally, given, settings)
             _write(out, roles, given, settings, tally, any(fact.has_attribution for fact in facts.values()))
+            if not roles.count(TRAIN):
+                raise NothingLeft(f"no pair is left to train on. {reasons(tally.total())}")
             normaliser.save(out / "normalisation.json")
-            leak = leaks(out, settings.columns, pool)
+            leak = leaks(out, normaliser, pool)
     except OSError as error:
         raise DataError(f"cannot write {told(error, error.filename or out)}.") from error
     if leak["dev"] or leak["test"] or (leak["between"] and not given):
         raise AssertionError(f"held-out rows share a sentence: {leak}")
     report = _report(facts, tally, roles, given, settings, normaliser, leak)
+    for line in form_warnings(report):
+        log.warning("%s", line)
     write_lines(out / "report.json", [json.dumps(report, ensure_ascii=False, indent=1)])
     return report
+
+
+def _assign(tally: "Tally", given: Mapping[str, GivenSet], settings: CleanConfig) -> Roles:
+    left, right, pair = tally.keys()
+    dropped = reasons(tally.total())
+    if not len(pair):
+        raise NothingLeft(f"no pair is left to train on. {dropped}")
+    try:
+        return assign(left, right, pair, given, settings)
+    except DataError as error:
+        if not dropped:
+            raise
+        raise NothingLeft(f"{error} {dropped}") from error
+
+
+def _unchanged(sources: Sources, facts: Mapping[str, Facts]) -> Iterator[Chunk]:
+    """All lines of all sources, in chunks; raises DataError when they are not the bytes that `inspect` saw."""
+    for source, (name, files) in enumerate(sources.items()):
+        digests = [hashlib.sha256() for _ in files]
+        where = " or ".join(map(str, files))
+        changed = DataError(f"{where} changed while it was being cleaned; run it again when nothing writes to it.")
+        try:
+            for chunk in chunks([files], [facts[name].columns]):
+                for digest, lines in zip(digests, zip(*chunk.lines, strict=True), strict=True):
+                    digest.update(b"".join(lines))
+                yield chunk._replace(source=source)
+        except ValueError as error:  # One of two aligned files ended before the other.
+            raise changed from error
+        if [digest.hexdigest() for digest in digests] != [file["sha256"] for file in facts[name].files]:
+            raise changed
 
 
 def _clean_rows(
@@ -82,7 +126,7 @@ def _clean_rows(
             total=sum(fact.rows for fact in facts.values()), desc="clean", unit=" rows", disable=None, leave=False
         )
         with bar:
-            for found in pool.map(cleaner, chunks(list(sources.values()))):
+            for found in pool.map(cleaner, _unchanged(sources, facts)):
                 tally.add(found, kept, rejected)
                 bar.update(found.counts["input"])
     return tally
@@ -121,8 +165,8 @@ class Cleaned(NamedTuple):
     source: int
     kept: bytes
     rejected: bytes
-    left: bytes
-    right: bytes
+    keys: tuple[bytes, bytes, bytes]
+    """Hashed leak keys of the left and of the right sides, and duplicate keys."""
     counts: Counter[str]
     samples: dict[str, list[list[str]]]
 
@@ -132,7 +176,7 @@ def clean_chunk(chunk: Chunk, settings: CleanConfig, normaliser: Normaliser, nam
     one, two = settings.columns
     han = (normaliser.han[one], normaliser.han[two])
     kept, rejected, counts = [], [], Counter[str]()
-    left, right = array("Q"), array("Q")
+    keys = array("Q"), array("Q"), array("Q")
     samples: dict[str, list[list[str]]] = {}
     for row in rows(chunk, settings.encoding):
         counts["input"] += 1
@@ -140,11 +184,8 @@ def clean_chunk(chunk: Chunk, settings: CleanConfig, normaliser: Normaliser, nam
         reason = row.fault
         sides = ("", "")
         if not reason:
-            sides = (normaliser(row.left, one), normaliser(row.right, two))
-            before = sides
-            while (mended := mend(*sides)) != sides:  # Each turn makes the row shorter.
-                sides = (normaliser(mended[0], one), normaliser(mended[1], two))
-            counts["mended"] += sides != before
+            normal, sides = normal_and_mended((row.left, row.right), normaliser)
+            counts["mended"] += sides != normal
             reason = first_objection(Pair(sides, han, (row.left, row.right)), settings)
         if reason:
             counts[f"dropped {reason}"] += 1
@@ -154,13 +195,15 @@ def clean_chunk(chunk: Chunk, settings: CleanConfig, normaliser: Normaliser, nam
             continue
         counts[f"changed {one}"] += sides[0] != row.left
         counts[f"changed {two}"] += sides[1] != row.right
-        for text, is_han in zip((row.left, row.right), han, strict=True):
-            if is_han:
+        for text, lang in zip((row.left, row.right), settings.columns, strict=True):
+            if normaliser.is_chinese(lang):
                 counts[f"script {script_of(text)}"] += 1
-        left.append(hash_key(0, sentence_key(sides[0])))
-        right.append(hash_key(1, sentence_key(sides[1])))
+        keys[LEFT].append(hash_key(LEFT, leak_key(sides[0])))
+        keys[RIGHT].append(hash_key(RIGHT, leak_key(sides[1])))
+        keys[PAIR].append(hash_key(PAIR, duplicate_key(*sides)))
         kept.append(_tabbed(str(chunk.source), str(row.number), *sides, row.attribution))
-    return Cleaned(chunk.source, b"".join(kept), b"".join(rejected), left.tobytes(), right.tobytes(), counts, samples)
+    left, right, pair = (found.tobytes() for found in keys)
+    return Cleaned(chunk.source, b"".join(kept), b"".join(rejected), (left, right, pair), counts, samples)
 
 
 def _tabbed(*fields: str) -> bytes:
@@ -182,14 +225,15 @@ class Tally:
     names: list[str]
     counts: dict[str, Counter[str]] = field(default_factory=dict)
     samples: dict[str, list[list[str]]] = field(default_factory=dict)
-    _left: "array[int]" = field(default_factory=lambda: array("Q"))
-    _right: "array[int]" = field(default_factory=lambda: array("Q"))
+    _keys: "tuple[array[int], array[int], array[int]]" = field(
+        default_factory=lambda: (array("Q"), array("Q"), array("Q"))
+    )
 
     def add(self, found: Cleaned, kept: BinaryIO, rejected: BinaryIO) -> None:
         kept.write(found.kept)
         rejected.write(found.rejected)
-        self._left.frombytes(found.left)
-        self._right.frombytes(found.right)
+        for keys, more in zip(self._keys, found.keys, strict=True):
+            keys.frombytes(more)
         self.counts.setdefault(self.names[found.source], Counter()).update(found.counts)
         for reason, shown in found.samples.items():
             for row in shown:
@@ -200,8 +244,9 @@ class Tally:
         if len(shown) < SAMPLES:
             shown.append(row)
 
-    def keys(self) -> tuple[Keys, Keys]:
-        return np.frombuffer(self._left, dtype=np.uint64), np.frombuffer(self._right, dtype=np.uint64)
+    def keys(self) -> tuple[Keys, Keys, Keys]:
+        left, right, pair = (np.frombuffer(keys, dtype=np.uint64) for keys in self._keys)
+        return left, right, pair
 
     def total(self) -> Counter[str]:
         return sum(self.counts.values(), Counter())
@@ -240,10 +285,11 @@ def _report(
         "input": total["input"],
         "changed": {lang: total[f"changed {lang}"] for lang in settings.columns},
         "mended": total["mended"],
+        "zh_script": {lang: normaliser.policy(lang) for lang in settings.columns if normaliser.is_chinese(lang)},
         "script": {kind: total[f"script {kind}"] for kind in ("simplified", "traditional", "mixed", "neutral")},
         "dropped": {reason: {"rows": n, "samples": tally.samples[reason]} for reason, n in dropped.items()},
         "kept": total["input"] - sum(dropped.values()),
-        "further_references": roles.count(REFERENCE),
+        "further_references": roles.count(SET_ASIDE, HELD_OUT) - total["dropped held_out"],
         "sets": {
             "train": roles.count(TRAIN),
             **{part: len(given[part].rows) if given else len(roles.sets[part]) for part in ("dev", "test")},
@@ -256,6 +302,7 @@ def _report(
             "random_leak": dict(zip((*settings.columns, "either"), roles.random_leak, strict=True)),
         },
         "given": {part: found.files for part, found in given.items()},
+        "reference_form": reference_form(given, normaliser),
         "han": dict(normaliser.han),
         "leak": leak,
     }

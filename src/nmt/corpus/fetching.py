@@ -21,7 +21,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from nmt.errors import DataError, told
+from nmt.charset import how_to_convert, utf_16
+from nmt.corpus.layout import foreign_format
+from nmt.errors import DataError, counted, told
 from nmt.text import write_lines
 
 LARGEST_DOWNLOAD = 1 << 30
@@ -207,7 +209,7 @@ def _copy(stream: BinaryIO, target: Path, origin: str, announced: int | None) ->
             out.write(block)
     if announced is not None and size != announced:
         raise DataError(
-            f"{_shown(origin)}: {size:,} bytes arrived and {announced:,} were announced; "
+            f"{_shown(origin)}: {counted(size, 'byte')} arrived and {announced:,} were announced; "
             "nothing was kept, fetch it again."
         )
     return digest.hexdigest()
@@ -277,8 +279,13 @@ def _check_text(path: Path, origin: str) -> int:
     rows, last = 0, b"\n"
     with open(path, "rb") as stream:
         start = stream.read(4096)
-        if re.match(rb"(?:\xef\xbb\xbf)?\s*<(?:!doctype|html|\?xml)", start, re.IGNORECASE):
-            raise DataError(f"{origin} is a web page, not a corpus; nothing was kept.")
+        if start.startswith(b"PK\x03\x04"):
+            raise DataError(f"{origin} is a damaged zip archive; nothing was kept, fetch it again.")
+        if found := foreign_format(start):
+            raise DataError(f"{origin} is {found[0]}, not a corpus; nothing was kept. To use it, {found[1]}.")
+        if encoding := utf_16(start):
+            command = how_to_convert("FILE", encoding)
+            raise DataError(f"{origin} is {encoding.upper()}; convert it ({command}) and use --from NEW.")
         if b"\0" in start:
             raise DataError(f"{origin} is neither text nor a zip archive; unpack it and use --from PATH.")
         stream.seek(0)

@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from collections.abc import Callable
 
 Sides = tuple[str, str]
 
@@ -9,14 +10,26 @@ LONGEST = 20_000
 """Characters of a side above which it is left alone: no sentence, and the rules drop it."""
 
 _NOTE = re.compile("[（(](?:注|译注|译者注|編注|编注|譯注|譯者注)[：:][^（）()]*[）)]")
-_NOTE_ON_OTHER_SIDE = re.compile(r"\((?:note|translator|ed)\b|（注|（译|（譯", re.IGNORECASE)
+_NOTE_ON_OTHER_SIDE = re.compile(
+    r"\b(?:notes?|n\.b\.) ?[:：]|[(\[](?:note|n\.b|ed|trans)\b|\b(?:translator|editor)\b|[（(【](?:注|译|譯)",
+    re.IGNORECASE,
+)
+_BRACKET = re.compile(r"[(（\[](?!(?:tm|r|c)\))", re.IGNORECASE)
+_NAME_OR_NUMBER = re.compile(r"[A-Z][A-Za-z0-9]+|[0-9]+")
 _STAGE = re.compile(
     r" ?(?:\((?:laughter|applause|cheers|cheering|music)\)|（(?:笑声|笑聲|掌声|掌聲|鼓掌|欢呼|歡呼|音乐|音樂)）)",
     re.IGNORECASE,
 )
 _TAG = re.compile(r"(</?[A-Za-z][A-Za-z0-9]*(?:\s[^<>]*)?>)")
 _CONTEXT = re.compile(r"^\?[a-z]+:")
-_HAN_ACCELERATOR = re.compile(r"[（(]([_&])([A-Za-z0-9])[）)]")
+_ACCELERATOR = re.compile(r"[（(]([_&])([A-Za-z0-9])[）)]")
+_MENDABLE = re.compile(r"[(\[{【〔<]|^\?")
+_ROUND = str.maketrans("[{【〔]}】〕", "(((())))")
+_ASIDE = re.compile(
+    r"\((?:(?:译者?|编)?注:[^()]*|laughter|applause|cheers|cheering|music|笑声|掌声|鼓掌|欢呼|音乐|[_&][a-z0-9])\)"
+    r"|^\?[a-z]+:"
+)
+"""All of the above but tags in one spelling: without case, width, script, spaces and kinds of brackets."""
 
 
 def mend(left: str, right: str) -> Sides:
@@ -32,20 +45,58 @@ def mend(left: str, right: str) -> Sides:
     return left, right
 
 
+def mend_wholly(sides: Sides, normalise: Callable[[Sides], Sides]) -> Sides:
+    """A normalised pair, mended and normalised in turn until nothing changes."""
+    while (mended := mend(*sides)) != sides:  # Each turn makes the pair shorter.
+        sides = normalise(mended)
+    return sides
+
+
+def bare(folded: str) -> str:
+    """What is left of a text, folded as for a key, without all that `mend` would take off it beside some other side."""
+    if len(folded) > LONGEST or not _MENDABLE.search(folded):
+        return folded
+    text = "".join(_without_paired_tags(folded).translate(_ROUND).split())
+    while (barer := _ASIDE.sub("", text)) != text:
+        text = barer
+    return text
+
+
 def _without_notes(text: str, other: str) -> str:
-    return text if _NOTE_ON_OTHER_SIDE.search(other) else _NOTE.sub("", text)
+    """`text` without its notes, unless the other side has them too: by that name, in brackets, or by a name in them."""
+    rest = _NOTE.sub("", text)
+    if rest == text or _NOTE_ON_OTHER_SIDE.search(other):
+        return text
+    if len(_BRACKET.findall(other)) > len(_BRACKET.findall(rest)):
+        return text
+    in_notes = {name for note in _NOTE.findall(text) for name in _NAME_OR_NUMBER.findall(note)}
+    return text if in_notes & (set(_NAME_OR_NUMBER.findall(other)) - set(_NAME_OR_NUMBER.findall(rest))) else rest
 
 
 def _without_accelerators(left: str, right: str) -> Sides:
     """`?verb:_View` and `查看(_V)` as `View` and `查看`, whichever side is which."""
     for han, other, swapped in ((right, left, False), (left, right, True)):
-        every = list(_HAN_ACCELERATOR.finditer(han))
-        found = every[0] if len(every) == 1 else None
-        if found and re.search(re.escape(found[1]) + found[2], other, re.IGNORECASE):
-            han = _HAN_ACCELERATOR.sub("", han, count=1)
-            other = re.sub(f"{re.escape(found[1])}(?={found[2]})", "", _CONTEXT.sub("", other), count=1, flags=re.I)
-            return (han, other) if swapped else (other, han)
+        every = list(_ACCELERATOR.finditer(han))
+        if len(every) != 1 or (plain := _without_accelerator(other, *every[0].groups())) is None:
+            continue
+        han = _ACCELERATOR.sub("", han)
+        return (han, plain) if swapped else (plain, han)
     return left, right
+
+
+def _without_accelerator(text: str, sign: str, key: str) -> str | None:
+    """`text` without the sign before its key, or without `(&K)`; None if it has no such accelerator.
+
+    The sign at the start of a word is likelier meant than one inside (`set_name _Now`), and between capitals & is no
+    such sign at all (R&D).
+    """
+    text = _CONTEXT.sub("", text)
+    inside = "(?<=[A-Za-z])(?<![A-Z](?=&[A-Z]))"
+    letter = f"[{key.lower()}{key.upper()}]"
+    for before, after in (("[（(]", "[）)]"), (r"(?<!\w)", ""), (inside, "")):
+        if found := re.search(f"{before}{sign}({letter}){after}", text):
+            return text[: found.start()] + ("" if after else found[1]) + text[found.end() :]
+    return text if re.search(f"{sign}{letter}", text) else None
 
 
 def _without_equal_tags(left: str, right: str) -> Sides:

@@ -1,18 +1,19 @@
 """The rules of `clean`: pure functions of one normalised pair, in one table; the first that objects names the drop.
 
-Rules look at the script of each side, found in the text, and not at the names of the languages. Their defaults are
-for human translations: rules of the usual tools that reject most of a good English-Chinese corpus (word ratios with
-Chinese split at spaces, numbers that must agree) are absent or off.
+Rules look at the script of each side, found in the text; those about Chinese also at the language code, since Japanese
+is written in Han characters too. Their defaults are for human translations: rules of the usual tools that reject most
+of a good English-Chinese corpus (word ratios with Chinese split at spaces, numbers that must agree) are absent or off.
 """
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from nmt.config import CleanConfig
-from nmt.corpus.normalise import is_damaged, repair, unknown_entities
-from nmt.corpus.script import han_share, has_han, has_letter, simplify, units
+from nmt.corpus.mojibake import is_damaged, repair
+from nmt.corpus.normalise import unknown_entities
+from nmt.corpus.script import han_share, has_han, has_letter, is_chinese, is_japanese_or_korean, simplify, units
 
 SHORT = 3
 """Words, units or bytes up to which a side is too short for a ratio to mean anything."""
@@ -37,6 +38,12 @@ class Rule(NamedTuple):
     """What it goes by in CleanConfig; none for what no training can use."""
     objects: Callable[[Pair, CleanConfig], bool]
     means: str
+
+
+def _chinese_sides(pair: Pair, settings: CleanConfig) -> Iterator[str]:
+    for text, is_han, lang in zip(pair.sides, pair.han, settings.columns, strict=True):
+        if is_han and is_chinese(lang):
+            yield text
 
 
 def _length(text: str, is_han: bool) -> int:
@@ -137,6 +144,10 @@ _LEVEL_OR_DIPPING = re.compile("[āēīōūǖǎěǐǒǔǚ]", re.IGNORECASE)  # N
 _LATIN_RUN = re.compile(r"[^\W\d_\u3000-\U0010ffff]+(?:[ ',.!?]+[^\W\d_\u3000-\U0010ffff]+)+")
 
 
+def _kana(pair: Pair, settings: CleanConfig) -> bool:
+    return settings.drop_kana and any(map(is_japanese_or_korean, _chinese_sides(pair, settings)))
+
+
 def _glossed(pair: Pair, settings: CleanConfig) -> bool:
     """Pinyin beside the characters: at least two words in Latin letters with two tone marks or more among them."""
     return settings.drop_pinyin and any(
@@ -153,9 +164,7 @@ def _is_pinyin(run: str) -> bool:
 
 
 def _wrong_script(pair: Pair, settings: CleanConfig) -> bool:
-    return settings.zh_script == "filter" and any(
-        is_han and simplify(text) != text for text, is_han in zip(pair.sides, pair.han, strict=True)
-    )
+    return settings.zh_script == "filter" and any(simplify(text) != text for text in _chinese_sides(pair, settings))
 
 
 _CANTONESE = re.compile("[嘅喺咗唔佢冇啲嚟哋]")
@@ -164,7 +173,7 @@ _CANTONESE = re.compile("[嘅喺咗唔佢冇啲嚟哋]")
 def _cantonese(pair: Pair, settings: CleanConfig) -> bool:
     # One such character may be a name: 泰唔士河.
     return settings.drop_cantonese and any(
-        is_han and len(_CANTONESE.findall(text)) >= 2 for text, is_han in zip(pair.sides, pair.han, strict=True)
+        len(_CANTONESE.findall(text)) >= 2 for text in _chinese_sides(pair, settings)
     )
 
 
@@ -199,6 +208,7 @@ RULES = (
     Rule("length", "max_words, max_units", _too_long, "a side longer than the limit"),
     Rule("copy", "drop_copies", _copy, "both sides equal"),
     Rule("no_letter", "", _no_letter, "a side without a letter"),
+    Rule("kana", "drop_kana", _kana, "Japanese or Korean on a Chinese side"),
     Rule("no_han", "", _no_han, "no Han character on the Han side"),
     Rule("pinyin", "drop_pinyin", _glossed, "Pinyin beside the characters"),
     Rule("han_share", "min_han_share", _little_han, "few Han characters on the Han side"),

@@ -1,54 +1,25 @@
-"""Keys that say when two texts are the same sentence, groups of pairs that share one, and the choice of dev and test.
+"""Groups of pairs that share a sentence, and the choice of dev and test; a sentence is the hash of its leak key.
 
 A corpus with several translations of a sentence leaks when its rows are split one by one. Here the pairs that are
 connected by shared sentences on either side form a group, and a group goes into one set as a whole.
 """
 
 import hashlib
-import unicodedata
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nmt.corpus.script import simplify
 from nmt.errors import DataError
 
 Keys = NDArray[np.uint64]
 Rows = NDArray[np.int64]
 
 
-class _LettersDigitsMarks(dict[int, int | None]):
-    def __missing__(self, code: int) -> int | None:
-        kept = code if unicodedata.category(chr(code))[0] in "LNM" else None
-        self[code] = kept
-        return kept
-
-
-_KEPT = _LettersDigitsMarks()
-
-
-def sentence_key(text: str) -> str:
-    """Letters, digits and marks, Simplified, compatibility forms and case folded; `text` itself if none is left."""
-    if text.isascii():
-        return text.casefold().translate(_KEPT) or text
-    folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
-    return simplify(folded).translate(_KEPT) or text
-
-
-def hash_key(side: int, key: str) -> int:
-    """64 bits of BLAKE2b, the same in every process and release; the sides have no key in common."""
-    digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8, person=b"side%d" % side)
-    return int.from_bytes(digest.digest(), "little")
-
-
-def first_of_equal(left: Keys, right: Keys) -> NDArray[np.bool_]:
-    """For each pair of keys whether it is the first of its kind."""
-    order = np.lexsort((right, left))  # Stable: equal pairs stay in the order of their rows.
-    first = np.ones(len(order), dtype=bool)
-    first[1:] = (np.diff(left[order]) != 0) | (np.diff(right[order]) != 0)
-    found = np.zeros(len(order), dtype=bool)
-    found[order[first]] = True
+def first_of_equal(keys: Keys) -> NDArray[np.bool_]:
+    """For each key whether it is the first of its kind."""
+    found = np.zeros(len(keys), dtype=bool)
+    found[np.unique(keys, return_index=True)[1]] = True
     return found
 
 
@@ -86,7 +57,7 @@ class Split(NamedTuple):
 def split_groups(left: Keys, right: Keys, test_size: int, dev_size: int, seed: int) -> Split:
     """One row of each of `test_size` groups, then of `dev_size` others, in an order that only the text and seed decide.
 
-    Groups come in the order of a hash of (seed, smallest key), rows of a group by their keys.
+    Groups come in the order of a hash of (seed, smallest key), rows of a group by their keys, then as they came.
     """
     groups = connected_groups(left, right)
     count = int(groups.max()) + 1 if len(groups) else 0

@@ -4,16 +4,20 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from nmt.corpus.rules import RULES
+from nmt.errors import counted
 
 WIDEST = 100
 """Characters of a sample row that are shown."""
 
+ALL = 99.995
+"""BLEU from which a text is printed as 100.00."""
+
 MEANINGS = {
     "undecodable": "bytes that are not text in clean.encoding",
-    "columns": "not two or three columns",
+    "columns": "not as many columns as its source has",
     **{rule.name: rule.means for rule in RULES},
-    "duplicate": "an earlier pair again but for case, width and punctuation",
-    "held_out": "a sentence that the given dev or test has",
+    "duplicate": "an earlier pair again but for case, width and marks that change no meaning",
+    "held_out": "shares a sentence with dev or test, itself or through other pairs",
 }
 """Every reason to drop a row, in words."""
 
@@ -38,6 +42,31 @@ def print_report(report: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def reasons(counts: Mapping[str, int]) -> str:
+    """A sentence that says why rows were dropped, the commonest reason first; empty if none was."""
+    dropped = sorted(((counts.get(f"dropped {reason}", 0), reason) for reason in MEANINGS), reverse=True)
+    told = [f"{count:,} {reason} ({MEANINGS[reason]}{_setting(reason)})" for count, reason in dropped if count]
+    return f"Dropped of {counts['input']:,} rows: {'; '.join(told)}." if told else ""
+
+
+def _setting(reason: str) -> str:
+    return f", clean.{_SETTINGS[reason]}" if _SETTINGS.get(reason) else ""
+
+
+def form_warnings(report: Mapping[str, Any]) -> Iterable[str]:
+    """A warning for each given set that a model can't match, since its lines are not as `clean` writes them."""
+    for name, sides in report["reference_form"].items():
+        for lang, found in sides.items():
+            if found["bleu"] < ALL:
+                policy, share = report["settings"]["zh_script"], 100 * found["share"]
+                yield (
+                    f"clean.{name}: {share:.1f} % of the lines of {lang} ({found['lines']:,}) are not in the form of "
+                    f"the training text (clean.zh_script is {policy}; kind and width of marks); as references they let "
+                    f"a perfect translation score BLEU {found['bleu']:.1f} at most. Give them in that form, or set "
+                    "clean.zh_script to theirs."
+                )
+
+
 def _share(count: int, total: int) -> str:
     return f"{100 * count / max(1, total):.2f} %"
 
@@ -45,11 +74,11 @@ def _share(count: int, total: int) -> str:
 def _sources(report: Mapping[str, Any]) -> Iterable[str]:
     for name, source in report["sources"].items():
         for file in source["files"]:
-            yield f"{name}: {file['file']}, {file['lines']:,} rows, sha256 {file['sha256']}"
+            yield f"{name}: {file['file']}, {counted(file['lines'], 'row')}, sha256 {file['sha256']}"
         if not source["attributed"]:
             yield f"{name}: no attribution column; if its licence asks for attribution, keep it by other means"
         elif source["attributed"] < source["kept"]:
-            yield f"{name}: only {source['attributed']:,} of {source['input']:,} rows have an attribution"
+            yield f"{name}: only {source['attributed']:,} of {counted(source['input'], 'row')} with an attribution"
         if source["undecodable_lines"]:
             lines = ", ".join(f"{number:,}" for number in source["undecodable_lines"])
             yield f"{name}: lines that could not be decoded begin with {lines}"
@@ -69,7 +98,8 @@ def _script(report: Mapping[str, Any]) -> Iterable[str]:
     if total := sum(report["script"].values()):
         counts = ", ".join(f"{count:,} {kind}" for kind, count in report["script"].items())
         with_traditional = report["script"]["traditional"] + report["script"]["mixed"]
-        policy = report["settings"]["zh_script"]
+        wanted = report["settings"]["zh_script"]
+        policy = wanted if wanted == "filter" else ", ".join(dict.fromkeys(report["zh_script"].values()))
         yield f"script      {counts}: {_share(with_traditional, total)} with Traditional characters; policy {policy}"
 
 
@@ -80,12 +110,13 @@ def _sets(report: Mapping[str, Any]) -> Iterable[str]:
         yield (
             f"            drawn from {split['groups']:,} groups of pairs that share a sentence (largest "
             f"{split['largest_group']}); "
-            f"{report['further_references']:,} rows more of the held-out groups are set aside as references"
+            f"{report['further_references']:,} rows more of the held-out groups are further references"
         )
         shares = ", ".join(f"{100 * share:.1f} % {lang}" for lang, share in split["random_leak"].items())
         yield f"leak        a row-by-row split would have had {shares} of dev and test in train; this one has none"
     else:
         held_out = report["dropped"].get("held_out", {"rows": 0})["rows"]
+        yield from (f"warning     {line}" for line in form_warnings(report))
         yield f"leak        {held_out:,} rows shared a sentence with dev or test and were left out; none is left"
         if leak["between"]:
             yield f"            {leak['between']:,} rows of the given test share a sentence with the given dev"

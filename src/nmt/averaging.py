@@ -1,0 +1,90 @@
+"""`nmt average`: other final weights for a run that is trained, never worse ones unless asked, and the way back."""
+
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from nmt import checkpoint
+from nmt.config import Config
+from nmt.distributed import World, choose_device
+from nmt.errors import CheckpointError, DataError
+from nmt.provenance import BY_HAND, TrainPaths, read_config, unchanged
+from nmt.step import Trainer
+from nmt.text import read_object
+from nmt.tokenizer import load_tokenizers
+from nmt.validation import DevSet, whole_dev_score
+
+BESIDE, FORMER = BY_HAND
+"""In a run folder: an average that is not better than the final model; a final model that an average replaced."""
+
+
+@dataclass(frozen=True)
+class Averaged:
+    """What came of it."""
+
+    folder: Path
+    """Where the average is."""
+    name: str
+    measure: str
+    """What the scores are, higher is better; empty where nothing was compared."""
+    scores: dict[str, float]
+    """On the whole dev set, of the average and of the final model."""
+
+
+def average_checkpoints(run: Path, last: int, output: Path | None, device: str, force: bool) -> Averaged:
+    """Average the newest checkpoints into `output`, or into `run/final` if that is better on dev, or with `force`.
+
+    Without `output`, an average that is not better is put into `run/average`. The final model that it replaces is kept
+    as `run/final-before`. Who calls this holds the run's lock.
+    """
+    config, folders = read_config(run), checkpoint.saved_steps(run)[-last:]
+    if not folders:
+        raise CheckpointError(f"{run} has no checkpoints; its training makes them (nmt train).")
+    weights, name = checkpoint.average_folders(folders), f"average of {len(folders)}"
+    state = {"made_of": f"{name} (nmt average)", "steps": [checkpoint.step_of(folder) for folder in folders]}
+    final, scores, measure = run / "final", dict[str, float](), ""
+    if output is not None:
+        checkpoint.save(output, weights, state)
+        return Averaged(output, name, measure, scores)
+    before = checkpoint.load(final) if checkpoint.fault(final) is None else None
+    if before is not None and not force:
+        trainer, dev = _on_dev(config, run, device)
+        for which, candidate in ((name, weights), ("final", before[0])):
+            trainer.model.load_state_dict(candidate)
+            measure, scores[which] = whole_dev_score(trainer, dev)
+        if not scores[name] > scores["final"]:
+            checkpoint.save(run / BESIDE, weights, state | {"dev_scores": scores})
+            return Averaged(run / BESIDE, name, measure, scores)
+    if before is not None:
+        checkpoint.save(run / FORMER, *before)
+    checkpoint.save(final, weights, state | {"dev_scores": scores})
+    return Averaged(final, name, measure, scores)
+
+
+def restore_final(run: Path) -> None:
+    """Make the former final model final again. Who calls this holds the run's lock."""
+    if not (run / FORMER).exists():
+        raise CheckpointError(f"{run} has no {FORMER}: no average has taken the place of its final model.")
+    checkpoint.save(run / "final", *checkpoint.load(run / FORMER))
+    shutil.rmtree(run / FORMER)
+
+
+def _on_dev(config: Config, run: Path, device: str) -> tuple[Trainer, DevSet]:
+    """A trainer and the dev set that the run was trained with."""
+    facts = read_object(run / "provenance.json")
+    paths = TrainPaths(run=run, **{name: Path(str(facts.get(name))) for name in ("clean", "bpe", "encode")})
+    try:
+        same = unchanged(config, paths)
+    except OSError:
+        same = False
+    if not same:
+        raise DataError(
+            f"the dev set that {run} was trained with is not in {paths.encode} any more, so the average can't be "
+            "compared with its final model. nmt run makes the data again; --force replaces without a comparison, "
+            "-o FOLDER puts the average elsewhere."
+        )
+    config = replace(config, train=replace(config.train, compile=False))
+    tokenizers = load_tokenizers(paths.bpe, config.data.src, config.data.tgt)
+    sizes = (len(tokenizers[0]), len(tokenizers[1]))
+    trainer = Trainer.build(config, World(0, 1, choose_device(device)), sizes)
+    return trainer, DevSet.load(config, paths, tokenizers)
