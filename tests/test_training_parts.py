@@ -171,19 +171,24 @@ def test_a_training_is_over_after_its_steps_or_its_patience(step, worse, patienc
     assert is_over(settings(f"optim.patience={patience}"), Progress(step=step, worse=worse)) is over
 
 
+FINISHED = ("optim.max_steps=6", "train.log_every=4", "train.save_every=4")
+
+
 @pytest.fixture(scope="module")
 def finished(paths, tmp_path_factory):
     run = at(paths, tmp_path_factory.mktemp("finished") / "run")
-    train_model(settings("optim.max_steps=6", "train.log_every=4", "train.save_every=4"), run, ALONE)
+    train_model(settings(*FINISHED), run, ALONE)
     return run
 
 
 def test_a_run_is_finished_if_it_has_all_its_steps_and_its_final_model(finished):
-    config = settings("optim.max_steps=6")
-    assert is_finished(config, finished)
-    assert not is_finished(settings("optim.max_steps=7"), finished)
-    assert not is_finished(settings("optim.max_steps=6", "optim.seed=2"), finished)
-    assert not is_finished(config, at(finished, finished.run.parent / "none"))
+    def ended(*changes: str, run=finished) -> bool:
+        return is_finished(settings(*FINISHED, *changes), run, None)
+
+    assert ended()
+    for change in ("optim.max_steps=7", "optim.max_steps=5", "optim.seed=2"):
+        assert not ended(change)
+    assert not ended(run=at(finished, finished.run.parent / "none"))
     status, final = finished.run / "status.json", finished.run / "final"
     kept = status.read_text()
     for text in (
@@ -195,12 +200,12 @@ def test_a_run_is_finished_if_it_has_all_its_steps_and_its_final_model(finished)
     ):
         assert text != kept
         status.write_text(text)
-        assert not is_finished(config, finished)
+        assert not ended()
     status.write_text(kept)
     final.rename(final.with_name("gone"))
-    assert not is_finished(config, finished)
+    assert not ended()
     final.with_name("gone").rename(final)
-    assert is_finished(config, finished)
+    assert ended()
 
 
 def test_the_last_step_is_logged_validated_and_saved_whatever_the_intervals(finished):
@@ -341,7 +346,7 @@ def test_weights_of_another_shape_or_without_the_vocabulary_are_refused(paths, f
 
 def test_a_training_says_what_it_goes_on_from_and_that_it_is_finished(paths, finished, caplog):
     with caplog.at_level(logging.INFO):
-        train_model(settings("optim.max_steps=6"), finished, ALONE)
+        train_model(settings(*FINISHED), finished, ALONE)
         resume(Trainer.build(settings(), ALONE, (340, 340)), finished.run, None)
     assert "is finished; nothing to do" in caplog.text
     assert f"going on from {checkpoint.step_folder(finished.run, 6)}" in caplog.text

@@ -10,11 +10,10 @@ import pytest
 import torch
 
 from nmt import checkpoint, validation
-from nmt.corpus import Normaliser
+from nmt.config import TranslateConfig
 from nmt.dataset import open_dataset
 from nmt.errors import NmtError
 from nmt.step import Trainer, dev_loss, train_step
-from nmt.text import read_lines
 from nmt.tokenizer import load_tokenizers
 from nmt.translation import Translator
 from nmt.validation import DevSet, Progress, choose_final, translate_dev, validate
@@ -39,13 +38,7 @@ class Notes:
 
 @pytest.fixture(scope="module")
 def dev(paths) -> DevSet:
-    return DevSet(
-        open_dataset(paths.encode, "dev", "en", "zh"),
-        read_lines(paths.clean / "dev.en"),
-        read_lines(paths.clean / "dev.zh"),
-        load_tokenizers(paths.bpe, "en", "zh"),
-        Normaliser.load(paths.clean / "normalisation.json"),
-    )
+    return DevSet.load(settings(), paths, load_tokenizers(paths.bpe, "en", "zh"))
 
 
 @pytest.fixture(scope="module")
@@ -72,12 +65,13 @@ def test_the_first_sentences_of_the_dev_set_are_translated_without_dropout_and_s
 ):
     asked = []
     monkeypatch.setattr(validation, "bleu", lambda *texts: asked.append(texts) or SimpleNamespace(value=12.5))
-    trainer = trainer_with(weights_by_age[1], "model.dropout=0.5", "translate.max_extra=9")
+    trainer = trainer_with(weights_by_age[1], "model.dropout=0.5", "translate.beam=3", "translate.max_extra=1")
     trainer.model.train()
     score, hyps = translate_dev(trainer, dev, sentences)
     assert trainer.model.training
     trainer.model.eval()
-    expected = Translator(trainer.model, *dev.tokenizers, dev.normaliser, trainer.config).translate(dev.src)
+    greedy = replace(trainer.config, translate=TranslateConfig(beam=1))  # what is set for `translate` decides nothing
+    expected = Translator(trainer.model, *dev.tokenizers, dev.normaliser, greedy).translate(dev.src)
     assert len(set(expected)) > 3
     assert hyps == expected[:sentences]
     assert score == 12.5
