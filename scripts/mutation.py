@@ -14,6 +14,7 @@ import ast
 import compileall
 import gc
 import importlib
+import math
 import os
 import random
 import resource
@@ -172,8 +173,8 @@ class Overlay:
         (self.source / module).unlink()
         compileall.compile_dir(self.source, quiet=1)
 
-    def passes(self, source: str, seconds: float) -> bool:
-        """Whether the tests pass within this time where the module has this source."""
+    def passes(self, source: str, cpu: int, seconds: float) -> bool:
+        """Whether the tests pass where the module has this source, in so many CPU seconds and seconds at most."""
         path = self.source / self.module
         path.write_text(source, encoding="utf-8")
         for compiled in path.parent.glob(f"__pycache__/{path.stem}.*"):
@@ -181,6 +182,9 @@ class Overlay:
         child = os.fork()
         if not child:
             try:
+                os.setpgid(0, 0)
+                for kind, most in ((resource.RLIMIT_CPU, cpu), (resource.RLIMIT_DATA, MEMORY)):
+                    resource.setrlimit(kind, (most, most))
                 os._exit(self._test())
             finally:
                 os._exit(1)
@@ -198,8 +202,6 @@ class Overlay:
         import hypothesis
         import pytest
 
-        os.setpgid(0, 0)
-        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
         for stream in range(3):
             os.dup2(os.open(os.devnull, os.O_RDWR), stream)
         sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - a test of this script has others
@@ -218,15 +220,20 @@ class Overlay:
         return int(code) if tested == str(self.source / self.module) else 99
 
 
-def survivors(root: Path, module: Path, tests: Sequence[Path], some: Sequence[Mutant], least: int) -> Iterator[Mutant]:
-    """Those of some mutants that pass the tests; at `least` so many seconds are waited for a test that hangs."""
+def survivors(root: Path, module: Path, tests: Sequence[Path], some: Sequence[Mutant]) -> Iterator[Mutant]:
+    """Those of some mutants that pass the tests, in three times the CPU seconds of the module as it is."""
     source = (root / "src" / module).read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory() as folder:
-        overlay, begin = Overlay(root, module, tests, Path(folder)), time.monotonic()
-        if not overlay.passes(source, 600):
+        overlay, before, begin = Overlay(root, module, tests, Path(folder)), _cpu_of_children(), time.monotonic()
+        if not overlay.passes(source, 600, 3600):
             sys.exit(f"{module}: its tests fail without any change")
-        seconds = least + 3 * (time.monotonic() - begin)
-        yield from (mutant for mutant in some if overlay.passes(mutant.source, seconds))
+        limits = 2 + math.ceil(3 * (_cpu_of_children() - before)), 60 + 20 * (time.monotonic() - begin)
+        yield from (mutant for mutant in some if overlay.passes(mutant.source, *limits))
+
+
+def _cpu_of_children() -> float:
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return spent.ru_utime + spent.ru_stime
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -249,7 +256,7 @@ def main(words: Sequence[str] | None = None) -> None:
         elif not given.all:
             some = sorted(random.Random(given.seed).sample(some, min(given.sample, len(some))))
         killed = len(some)
-        for mutant in survivors(ROOT, path, tests, some, 10):
+        for mutant in survivors(ROOT, path, tests, some):
             killed -= 1
             print(f"{name} {mutant.number}, line {mutant.line}\n{mutant.diff}", flush=True)
         print(f"{name}: {killed} of {len(some)} killed ({killed / len(some):.1%})", flush=True)
