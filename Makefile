@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PROCESSES ?= 2
 
-.PHONY: setup demo test test-slow check format clean
+.PHONY: setup demo test test-slow mutation check format clean
 
 setup: .venv/ready
 
@@ -21,6 +21,9 @@ test: setup  ## everything quick
 
 test-slow: setup  ## what takes longer
 	$(BIN)/python -m pytest -q -n $(PROCESSES) -m slow
+
+mutation: setup  ## which faults of the core no test would find; hours
+	$(BIN)/python scripts/mutation.py
 
 check: setup  ## format, lint, types
 	$(BIN)/ruff format --check

@@ -1,6 +1,7 @@
 """The map of the house: who imports whom. Imports go down this list only."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -145,17 +146,100 @@ def test_nothing_that_could_run_foreign_code_is_read() -> None:
         assert not [word for word in forbidden if word in text and f"def {word}" not in text], path
 
 
-@pytest.mark.parametrize("section", config.SECTIONS)
-def test_every_setting_is_read_somewhere(section: str) -> None:
-    read = {
-        node.attr
-        for _, path in modules()
-        if path.name != "config.py"
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
-    }
-    unread = {name for name in config.sentences(config.SECTIONS[section]) if name not in read}
-    assert not unread
+class SettingsRead(ast.NodeVisitor):
+    """Which settings a file reads, as section.name: it follows `config.train` and names that stand for a section.
+
+    A name stands for a section by its annotation (`settings: EvalConfig`) or by what is assigned to it
+    (`optim = config.optim`), in the function where that is said and in those inside it.
+    """
+
+    def __init__(self) -> None:
+        self.read: set[str] = set()
+        self.scopes: list[dict[str, set[str]]] = [{}]
+
+    def sections(self, node: ast.AST) -> set[str]:
+        """The sections that an expression may stand for."""
+        match node:
+            case ast.Attribute(_, name) if name in config.SECTIONS:
+                return {name}
+            case ast.Name() | ast.Attribute():
+                name = ast.unparse(node)
+                return next((scope[name] for scope in reversed(self.scopes) if name in scope), set())
+            case ast.IfExp(_, body, orelse):
+                return self.sections(body) | self.sections(orelse)
+            case ast.BoolOp(_, values):
+                return set().union(*map(self.sections, values))
+            case ast.Call(ast.Name("replace"), [first, *_]):
+                return self.sections(first)
+        return set()
+
+    def annotated(self, name: str, annotation: ast.AST | None) -> None:
+        written = re.findall(r"\w+", ast.unparse(annotation)) if annotation else []
+        self.scopes[-1][name] = {section for section, kind in config.SECTIONS.items() if kind.__name__ in written}
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        self.scopes.append({})
+        for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs):
+            self.annotated(arg.arg, arg.annotation)
+        self.generic_visit(node)
+        # What a method keeps in self belongs to the class, which is the scope around it.
+        ended = self.scopes.pop()
+        self.scopes[-1] |= {name: found for name, found in ended.items() if name.startswith("self.")}
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        self.generic_visit(node)
+        self.annotated(ast.unparse(node.target), node.annotation)
+        self.annotated(f"self.{ast.unparse(node.target)}", node.annotation)  # as a field of a class
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        self.generic_visit(node)
+        for target in node.targets:
+            names, values = [target], [node.value]
+            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                names, values = target.elts, node.value.elts
+            for name, value in zip(names, values, strict=True):
+                self.scopes[-1][ast.unparse(name)] = self.sections(value)
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        if isinstance(node.ctx, ast.Load):
+            self.read |= {f"{section}.{node.attr}" for section in self.sections(node.value)}
+        self.generic_visit(node)
+
+
+def settings_read(source: str) -> set[str]:
+    visitor = SettingsRead()
+    visitor.visit(ast.parse(source))
+    return visitor.read
+
+
+def test_every_setting_is_read_somewhere() -> None:
+    sources = [path.read_text(encoding="utf-8") for _, path in modules() if path.name != "config.py"]
+    read = set().union(*map(settings_read, sources))
+    known = {f"{section}.{name}" for section, kind in config.SECTIONS.items() for name in config.sentences(kind)}
+    assert known - read == set()
+
+
+@pytest.mark.parametrize(
+    ("source", "read"),
+    [
+        ("config.model.dropout", {"model.dropout"}),
+        ("self.config.eval.bootstrap", {"eval.bootstrap"}),
+        ("other.dropout; config.dropout; model.dropout()", set()),
+        ("def f(s: EvalConfig):\n  return s.dropout", {"eval.dropout"}),
+        ("def f(s: 'EvalConfig | None' = None):\n  def g():\n    return s.dropout", {"eval.dropout"}),
+        ("def f(s: EvalConfig): pass\ndef g(s): return s.dropout", set()),
+        ("def f(s: EvalConfig):\n  s.dropout = 1", set()),
+        ("def f(c):\n  a, b = c.model, c.optim\n  return a.dropout, b.seed", {"model.dropout", "optim.seed"}),
+        ("def f(c, s: EvalConfig):\n  def g(s: ModelConfig): return s.dropout", {"model.dropout"}),
+        ("class A:\n  s: BpeConfig\n  def f(self): return self.s.dropout", {"bpe.dropout"}),
+        (
+            "class A:\n  def __init__(self, s: BpeConfig): self.s = s\n  def f(self): return self.s.dropout",
+            {"bpe.dropout"},
+        ),
+    ],
+)
+def test_a_setting_counts_as_read_in_its_own_section_only(source: str, read: set[str]) -> None:
+    assert settings_read(source) == read
 
 
 def test_no_source_file_is_longer_than_a_reader_can_hold() -> None:

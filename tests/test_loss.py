@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from nmt.loss import CHUNK, label_smoothed_loss
 
@@ -26,6 +27,7 @@ def test_the_smoothed_target_is_that_of_the_formula():
     assert nll.item() == pytest.approx(-math.log(3 / 4))
 
 
+@pytest.mark.filterwarnings("error")  # torch warns when a buffer has to be resized
 @pytest.mark.parametrize("rows", [1, 7, ROWS, ROWS + 1, 2 * ROWS + 31])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])
 def test_value_and_gradients_equal_those_of_torch(rows, smoothing):
@@ -56,13 +58,47 @@ def test_half_precision_products_keep_a_float32_loss():
     grads = hidden.grad, weight.grad
     hidden.grad = weight.grad = None
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss, _ = label_smoothed_loss(hidden, weight, target, 0.1)
+        loss, nll = label_smoothed_loss(hidden, weight, target, 0.1)
     loss.backward()
-    assert loss.dtype == torch.float32
+    assert (loss.dtype, nll.dtype) == (torch.float32, torch.float32)
     assert loss.item() == pytest.approx(exact.item(), rel=1e-2)
+    scores = (hidden.bfloat16() @ weight.bfloat16().T).float()
+    assert loss.item() == pytest.approx(F.cross_entropy(scores, target, label_smoothing=0.1, reduction="sum").item())
+    assert nll.item() == pytest.approx(F.cross_entropy(scores, target, reduction="sum").item())
     for ours, theirs in zip((hidden.grad, weight.grad), grads, strict=True):
         assert ours.dtype == torch.float32
         assert F.cosine_similarity(ours.flatten(), theirs.flatten(), 0) > 0.999
+
+
+def test_a_word_that_is_never_likely_gets_the_even_part_of_the_gradient_in_float32():
+    hidden, weight, target = case(300, torch.float32)
+    hidden, weight = hidden.detach().abs().requires_grad_(), weight.detach()
+    weight[39] = -100  # of probability 0 after hidden values above 0
+    weight.requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss, _ = label_smoothed_loss(hidden, weight, target.clamp(max=38), 0.1)
+    loss.backward()
+    # (p - q) summed over the tokens, with p = 0 and q = 0.1 / V
+    expected = -0.1 / 40 * hidden.detach().bfloat16().double().sum(0)
+    assert weight.grad[39].tolist() == pytest.approx(expected.tolist(), rel=1e-5)
+
+
+def test_the_scores_of_all_tokens_never_exist_at_once():
+    sizes = []
+
+    class Sizes(TorchDispatchMode):
+        def __torch_dispatch__(self, function, kinds, args=(), kwargs=None):
+            made = function(*args, **(kwargs or {}))
+            sizes.extend(
+                one.numel() for one in (made if isinstance(made, tuple | list) else [made]) if torch.is_tensor(one)
+            )
+            return made
+
+    hidden, weight, target = case(5 * ROWS)
+    with Sizes():
+        loss, _ = label_smoothed_loss(hidden, weight, target, 0.1)
+        loss.backward()
+    assert max(sizes) == max(ROWS * len(weight), hidden.numel())
 
 
 @pytest.mark.parametrize("factor", [1 / 100_000, 2.0**18])

@@ -12,7 +12,8 @@ from nmt.optimizer import build_optimizer, learning_rate, set_learning_rate
 
 @pytest.mark.parametrize(("d_model", "peak"), [(512, 6.99e-4), (1024, 4.94e-4)])
 def test_noam_peaks_at_the_end_of_warmup_as_in_the_paper(d_model, peak):
-    rates = [learning_rate(step, OptimConfig(), d_model) for step in range(1, 20_001)]
+    optim = OptimConfig()
+    rates = [learning_rate(step, optim, d_model) for step in range(1, 20_001)]
     assert max(rates) == rates[3999] == pytest.approx(peak, rel=1e-3)
     assert rates[0] == pytest.approx(peak / 4000, rel=1e-3)
     assert rates[15_999] == pytest.approx(peak / 2, rel=1e-3)
@@ -32,6 +33,16 @@ def test_the_other_schedules_follow_their_formulas(schedule, expected):
         assert learning_rate(step, optim, 512) == pytest.approx(factor, abs=1e-12)
 
 
+@pytest.mark.parametrize("after", [0, 1, 2, 900])
+def test_the_cosine_begins_at_its_peak_and_ends_at_zero_however_few_steps_follow_the_warmup(after):
+    optim = OptimConfig(schedule="cosine", learning_rate=1.0, warmup_steps=100, max_steps=100 + after)
+    assert learning_rate(100, optim, 512) == 1.0
+    for step in (100 + max(after, 1), 100 + after + 700):
+        assert learning_rate(step, optim, 512) == pytest.approx(0.0, abs=1e-12)
+    if after == 2:
+        assert learning_rate(101, optim, 512) == pytest.approx(0.5)
+
+
 def test_adam_takes_the_step_of_its_formula():
     model = nn.Linear(2, 1, bias=False)
     optimizer = build_optimizer(model, OptimConfig())
@@ -45,6 +56,31 @@ def test_adam_takes_the_step_of_its_formula():
         mean, square = 0.9 * mean + 0.1 * gradient, 0.98 * square + 0.02 * gradient**2
         expected -= 0.1 * (mean / (1 - 0.9**step)) / ((square / (1 - 0.98**step)).sqrt() + 1e-9)
         assert torch.allclose(model.weight, expected, atol=1e-6)
+
+
+def test_eps_halves_the_step_of_a_gradient_of_its_size():
+    model = nn.Linear(1, 1, bias=False)
+    optimizer = build_optimizer(model, OptimConfig(eps=1e-3))
+    set_learning_rate(optimizer, 0.1)
+    before = model.weight.item()
+    model.weight.grad = torch.full((1, 1), 1e-3)
+    optimizer.step()  # the first: g / (sqrt(g^2) + eps)
+    assert before - model.weight.item() == pytest.approx(0.05, rel=1e-3)
+
+
+def test_every_parameter_moves_but_none_before_a_learning_rate_is_set():
+    model = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3), nn.Embedding(4, 3))
+    model.register_parameter("scale", nn.Parameter(torch.tensor(2.0)))  # of no dimension
+    optimizer = build_optimizer(model, OptimConfig())
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    assert all(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
+    set_learning_rate(optimizer, 0.1)
+    optimizer.step()
+    for old, new in zip(before, model.parameters(), strict=True):
+        assert torch.allclose(old - new, torch.tensor(0.1))
 
 
 def test_weight_decay_takes_matrices_but_neither_norms_nor_biases():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nmt.errors import NmtError
 from nmt.search import BLOCK, _closed_up, _largest, beam_search, draw, greedy_search, penalty, sample
-from nmt.symbols import BOS, EOS
+from nmt.symbols import BOS, EOS, UNK
 
 V = 7
 """pad, unk, bos, eos and three words: 4, 5, 6."""
@@ -162,6 +162,31 @@ def test_with_patience_a_sentence_is_done_when_so_many_translations_have_finishe
         assert hyp.score == pytest.approx(best[0][0], abs=1e-9)
 
 
+class Written:
+    """The probabilities of the next token after each prefix as they are written down; words that are not get none."""
+
+    def __init__(self, table, beam):
+        self.table, self.prefix = table, [()] * beam
+
+    def step(self, last_R):
+        self.prefix = [(*prefix, token) for prefix, token in zip(self.prefix, last_R.tolist(), strict=True)]
+        rows = [self.table.get(prefix[1:], {EOS: 1.0}) for prefix in self.prefix]
+        return torch.tensor([[row.get(v, 1e-30) for v in range(V)] for row in rows], dtype=torch.float64).log()
+
+    def select(self, rows_R):
+        self.prefix = [self.prefix[row] for row in rows_R.tolist()]
+
+
+def test_a_translation_of_the_full_length_may_still_win_at_the_last_step():
+    # (4) has the score -1 / (7/6) = -0.857 when it ends; (4 5) is less likely, but ends with -1.05 / (8/6) = -0.787.
+    table = {(): {4: 1.0}, (4,): {EOS: math.exp(-1), 5: math.exp(-1.05), 6: 1 - math.exp(-1) - math.exp(-1.05)}}
+    (hyp,) = beam_search(Written(table, 2), [2], beam=2, alpha=1.0)[0]
+    assert hyp.tokens == (4, 5)
+    assert hyp.score == pytest.approx(-1.05 / (8 / 6))
+    (hyp,) = beam_search(Written(table, 2), [1], beam=2, alpha=1.0)[0]
+    assert hyp.tokens == (4,)
+
+
 def test_the_search_stops_long_before_a_limit_that_is_far_away():
     decoder = TableDecoder([1, 2, 3], 4, eos_bias=2.0)
     beam_search(decoder, [400] * 3, beam=4, alpha=0.6)
@@ -263,6 +288,16 @@ def test_the_largest_values_are_those_of_a_stable_sort(seed, width, count, kinds
     assert torch.equal(found[1], expected.indices[:, :count])
 
 
+@pytest.mark.parametrize("width", [4 * BLOCK, 10 * BLOCK])
+def test_a_hypothesis_after_which_the_model_gives_no_numbers_is_not_gone_on_with(width):
+    logp = torch.randn(2, 3, width, generator=torch.Generator().manual_seed(width)) - 9  # of three hypotheses each
+    logp[0, 1], logp[1, 2] = math.nan, math.nan
+    expected = logp.view(2, -1).nan_to_num(nan=-math.inf).sort(dim=1, descending=True, stable=True)
+    found = _largest(logp.view(2, -1), 6)
+    assert torch.equal(found[0], expected.values[:, :6])
+    assert torch.equal(found[1], expected.indices[:, :6])
+
+
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 10**6), beam=st.integers(1, 5), bias=st.floats(-2, 2))
 def test_n_best_lists_are_in_order_and_without_doubles(seed, beam, bias):
@@ -285,6 +320,17 @@ def test_a_prefix_is_kept_and_the_rest_is_the_best_after_it(seed, prefix):
         sample(TableDecoder([seed], 1), [2], generators=[torch.Generator()], prefixes=[prefix])[0],
     ):
         assert hyp.tokens[: len(prefix)] == tuple(prefix), "even where it is longer than the limit"
+
+
+def test_a_prefix_may_hold_a_token_that_no_search_would_choose():
+    table = TableDecoder([7], 1)
+    for hyp in (
+        search([7], [3], beam=3, alpha=0.0, prefixes=[(5, UNK)])[0][0],
+        greedy_search(TableDecoder([7], 1), [3], [(5, UNK)])[0],
+    ):
+        assert hyp.tokens[:2] == (5, UNK)
+        tokens = (*hyp.tokens, EOS) if hyp.finished else hyp.tokens
+        assert hyp.logp == pytest.approx(table.logp(7, tokens), abs=1e-6)
 
 
 @given(beam=st.integers(1, 4), seeds=st.lists(st.integers(0, 10**6), max_size=4), limit=st.integers(0, 5))
@@ -333,6 +379,13 @@ def test_samples_follow_the_distribution_of_temperature_and_cuts():
     squares = [p * p / 0.345 for p in (0.5, 0.25, 0.15, 0.1)]
     assert shares(temperature=0.5) == pytest.approx(squares, abs=1e-3)
     assert shares(top_k=1) == [1, 0, 0, 0]
+
+
+def test_top_p_takes_the_fewest_tokens_that_reach_it():
+    chance = torch.arange(0, 1, 0.01, dtype=torch.float64)
+    for top_p, taken in ((0.25, {0}), (0.26, {0, 1}), (0.5, {0, 1}), (0.51, {0, 1, 2}), (1.0, {0, 1, 2, 3})):
+        drawn = draw(torch.zeros(len(chance), 4, dtype=torch.float64), chance, 1.0, 0, top_p)  # four quarters
+        assert set(drawn.tolist()) == taken
 
 
 def test_a_forbidden_token_is_never_drawn_even_at_the_edges_of_chance():

@@ -1,0 +1,301 @@
+"""What one update measures and the loss of the dev set, against sums worked out another way."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from nmt import batching, step
+from nmt.batching import collate
+from nmt.dataset import Column, ParallelDataset, open_dataset
+from nmt.distributed import World
+from nmt.optimizer import learning_rate
+from nmt.sizes import training_flops
+from nmt.step import OutOfMemory, Trainer, dev_loss, largest, memory_told, mix, rehearse, train_step
+from nmt.symbols import PAD
+from tiny import ALONE, settings
+
+
+@pytest.fixture(scope="module")
+def data(paths) -> ParallelDataset:
+    return open_dataset(paths.encode, "train", "en", "zh")
+
+
+def build(*changes: str, world: World = ALONE) -> Trainer:
+    return Trainer.build(settings(*changes), world, (340, 340))
+
+
+def of_lengths(src: list[int], tgt: list[int]) -> ParallelDataset:
+    """Pairs of these lengths, all of one word; the n-th comes from line 10 n."""
+    sides = [Column(np.full(sum(n), 9, np.uint16), np.concatenate([[0], np.cumsum(n)])) for n in (src, tgt)]
+    return ParallelDataset(*sides, 10 * np.arange(len(src)))
+
+
+def plain_losses(trainer: Trainer, data: ParallelDataset, pairs: np.ndarray) -> tuple[float, float]:
+    """Loss and nll of these pairs in one batch, summed, by torch's own cross-entropy."""
+    batch = collate(*data.take(pairs))
+    with torch.no_grad():
+        scores_NV = trainer.model.logits(trainer.model(batch.src, batch.tgt_in)).flatten(0, 1)
+    found = [
+        F.cross_entropy(
+            scores_NV, batch.tgt_out.flatten(), ignore_index=PAD, reduction="sum", label_smoothing=smoothing
+        )
+        for smoothing in (trainer.config.optim.label_smoothing, 0.0)
+    ]
+    return found[0].item(), found[1].item()
+
+
+# ── an update ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_an_update_measured_are_the_sums_over_its_pairs(data):
+    trainer = build("model.dropout=0", "optim.label_smoothing=0.2")
+    update = np.arange(5, 45)
+    parts = step.micro_batches(trainer, data, update)
+    assert len(parts) > 3
+    loss, nll = plain_losses(trainer, data, update)
+    stats = train_step(trainer, data, update, 3)
+    src, tgt = data.src.lengths[update], data.tgt.lengths[update]
+    assert stats.loss.item() == pytest.approx(loss, rel=1e-5)
+    assert stats.nll.item() == pytest.approx(nll, rel=1e-5)
+    assert (stats.loss.dtype, stats.nll.dtype) == (torch.float64, torch.float64)
+    assert (stats.tgt_tokens, stats.tokens) == (tgt.sum(), src.sum() + tgt.sum())
+    assert stats.rate == learning_rate(3, trainer.config.optim, 16)
+    each = [training_flops(trainer.config.model, 340, int(s), int(t)) for s, t in zip(src, tgt, strict=True)]
+    assert stats.flops == pytest.approx(sum(each))
+    slots = sum(len(p) * int(lengths[p].max()) for p in parts for lengths in (data.src.lengths, data.tgt.lengths))
+    assert stats.padding == pytest.approx(1 - stats.tokens / slots)
+    assert stats.skipped.item() == 0
+    assert set(stats.seconds) == {"data", "forward", "backward", "optimizer"}
+    assert all(0 < seconds < 60 for seconds in stats.seconds.values())
+
+
+def test_the_seconds_of_an_update_are_those_of_its_parts(data, monkeypatch):
+    clock = iter(range(10**6))
+    monkeypatch.setattr(step.time, "perf_counter", lambda: float(next(clock)))
+    trainer = build("train.device_tokens=5000")
+    assert len(step.micro_batches(trainer, data, np.arange(9))) == 1
+    begin = next(clock)
+    stats = train_step(trainer, data, np.arange(9), 1)
+    assert stats.seconds == dict.fromkeys(("data", "forward", "backward", "optimizer"), 1.0)
+    assert next(clock) - begin == 1 + 4 + 1, "no part is left out and none counted twice"
+
+
+def test_an_update_begins_with_no_gradient_of_the_one_before(data):
+    changes = ("model.dropout=0", "optim.clip_norm=0", "optim.lr_factor=1e-12")
+    one, two = build(*changes), build(*changes)
+    train_step(two, data, np.arange(50, 90), 1)
+    norms = [train_step(trainer, data, np.arange(20), 2).grad_norm.item() for trainer in (one, two)]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+
+
+def test_an_update_moves_each_weight_by_its_learning_rate_at_most(data):
+    trainer = build()
+    before = [p.detach().clone() for p in trainer.model.parameters()]
+    rate = train_step(trainer, data, np.arange(30), 1).rate
+    moved = [(p - old).abs().max().item() for p, old in zip(trainer.model.parameters(), before, strict=True)]
+    assert max(moved) == pytest.approx(rate, rel=1e-2), "the first step of Adam is the sign of the gradient"
+
+
+class Alone:
+    """The first of two processes, whose gradients DDP would halve: the other one has nothing to add."""
+
+    def __init__(self) -> None:
+        self.rank, self.size, self.device, self.leads = 0, 2, torch.device("cpu"), True
+
+
+def test_of_two_processes_one_computes_its_share_and_counts_a_borrowed_micro_batch_for_nothing(data, monkeypatch):
+    """DDP takes the mean of the gradients, so each process gives twice its part of the sum; see nmt.batching.share."""
+    monkeypatch.setattr(step, "parallelize", lambda model, world: model)
+    monkeypatch.setattr(Trainer, "alone", lambda self: step.contextlib.nullcontext())
+    changes = ("model.dropout=0", "optim.clip_norm=0", "train.device_tokens=5000")
+    update = np.array([0, 1, 2])
+    whole = build(*changes)
+    train_step(whole, data, update, 1)
+    expected = [p.grad.clone() for p in whole.model.parameters()]
+    tokens = int(data.tgt.lengths[update].sum())
+    sums, losses = [torch.zeros_like(grad) for grad in expected], 0.0
+    for rank in (0, 1):
+        world = Alone()
+        world.rank = rank
+        trainer = build(*changes, world=world)
+        stats = train_step(trainer, data, update, 1)
+        losses += stats.loss.item()
+        assert stats.tgt_tokens == tokens, "of the whole update, on every process"
+        for total, p in zip(sums, trainer.model.parameters(), strict=True):
+            total += p.grad / 2
+    assert losses == pytest.approx(plain_losses(build(*changes), data, update)[0], rel=1e-5)
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(sums, expected, strict=True))
+    borrowed = Alone()
+    borrowed.rank = 1
+    trainer = build(*changes, world=borrowed)
+    stats = train_step(trainer, data, update[:1], 1)  # one micro-batch, which is the other's
+    assert (stats.loss.item(), stats.nll.item()) == (0, 0)
+    assert all(not p.grad.any() for p in trainer.model.parameters())
+
+
+def test_dropout_draws_other_masks_in_each_micro_batch_step_and_seed(data, monkeypatch):
+    seeds, forward = [], step.TrainingModel.forward
+
+    def remembering(self, *ids):
+        seeds.append(torch.initial_seed())
+        return forward(self, *ids)
+
+    monkeypatch.setattr(step.TrainingModel, "forward", remembering)
+    for changes, number in (((), 1), ((), 2), (("optim.seed=2",), 1)):
+        trainer = build(*changes)
+        assert len(step.micro_batches(trainer, data, np.arange(40))) > 3
+        train_step(trainer, data, np.arange(40), number)
+    assert len(set(seeds)) == len(seeds)
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_a_mixed_seed_depends_on_each_number_and_their_order():
+    seeds = {mix(*numbers) for numbers in itertools.product((0, 1, 2), repeat=3)}
+    assert len(seeds) == 27
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    drawn = np.array([mix(1, number) for number in range(2000)], dtype=np.float64) / 2**63
+    assert abs(drawn.mean() - 0.5) < 0.03, "no bit is always the same"
+    assert (drawn < 0.5).mean() == pytest.approx(0.5, abs=0.05)
+
+
+# ── the parts of a training ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_every_process_and_every_build_has_the_weights_of_the_seed():
+    one, two, other = build(), build(), build("optim.seed=2")
+    for name, weight in one.model.state_dict().items():
+        assert torch.equal(weight, two.model.state_dict()[name])
+    assert not torch.equal(one.model.embedding.weight, other.model.embedding.weight)
+
+
+@pytest.mark.parametrize(("joint", "src"), [("true", None), ("false", 300)])
+def test_the_source_has_its_own_embedding_where_the_vocabularies_are_two(joint, src):
+    model = Trainer.build(settings(f"bpe.joint={joint}"), ALONE, (300, 340)).model
+    assert model.embedding.num_embeddings == 340
+    assert (model.src_embedding.num_embeddings if model.src_embedding else None) == src
+
+
+@pytest.mark.parametrize(
+    ("tokens", "size", "limit"), [("auto", 1, 150), ("auto", 2, 75), ("auto", 400, 1), (64, 2, 64)]
+)
+def test_auto_begins_with_what_one_process_has_of_an_update(monkeypatch, tokens, size, limit):
+    monkeypatch.setattr(step, "parallelize", lambda model, world: model)
+    assert build(f"train.device_tokens={tokens}", world=World(0, size, torch.device("cpu"))).device_tokens == limit
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("float32", None), ("bfloat16", torch.bfloat16), ("float16", torch.float16)]
+)
+def test_products_are_made_in_the_precision_that_was_set(precision, dtype):
+    trainer = build(f"optim.precision={precision}")
+    assert trainer.scaler.is_enabled() is (precision == "float16")
+    with trainer.precision():
+        assert torch.is_autocast_enabled("cpu") is (dtype is not None)
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == (dtype or torch.float32)
+
+
+# ── memory ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "error",
+    [RuntimeError("DefaultCPUAllocator: can't allocate memory: 9 bytes"), MemoryError(), torch.OutOfMemoryError("x")],
+)
+def test_running_out_of_memory_is_told_with_the_size_of_what_was_computed(error):
+    data = of_lengths([3, 9, 4], [5, 2, 1])
+    with pytest.raises(OutOfMemory) as told, memory_told(build(), data, np.array([2, 0, 1])):
+        raise error
+    assert told.value.__cause__ is error
+    for words in ("process 0 of 1", "of 3 pairs, 27 token slots a side", "has 9 + 2 tokens (line 11 of", "now 40;"):
+        assert words in str(told.value)
+    with pytest.raises(RuntimeError, match="shapes"), memory_told(build(), data, np.array([0])):
+        raise RuntimeError("shapes do not fit")
+
+
+def plain_largest(trainer: Trainer, src: np.ndarray, tgt: np.ndarray) -> float:
+    """The largest memory that pairs take which are alike: those up to a length, the longest of them."""
+    limit, best = min(trainer.device_tokens, trainer.config.optim.batch_tokens), 0.0
+    longer = np.maximum(src, tgt)
+    for length in set(longer):
+        alike = sorted(i for i in range(len(src)) if longer[i] <= length)
+        alike = sorted(alike, key=lambda i: longer[i])[-max(1, limit // length) :]
+        best = max(best, len(alike) * sum(n * (1 + n / 16) for n in (src[alike].max(), tgt[alike].max())))
+    return best
+
+
+@pytest.mark.parametrize(("tokens", "update"), [(40, 150), (150, 40), (500, 10**6), (5, 150)])
+def test_the_largest_micro_batch_takes_the_most_memory_of_all_that_are_alike(tokens, update):
+    trainer = build(f"train.device_tokens={tokens}", f"optim.batch_tokens={update}")
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        src, tgt = rng.integers(1, 30, (2, 60))
+        data = of_lengths(src.tolist(), tgt.tolist())
+
+        def size(pairs, src=src, tgt=tgt):
+            return len(pairs) * sum(n * (1 + n / 16) for n in (src[pairs].max(), tgt[pairs].max()))
+
+        found = largest(trainer, data)
+        assert size(found) == pytest.approx(plain_largest(trainer, src, tgt))
+        assert len(found) == 1 or batching.area(src[found], tgt[found]) <= min(tokens, update)
+
+
+@pytest.mark.parametrize(("fits", "found"), [(10**6, 150), (149, 112), (112, 112), (111, 84), (63, 63), (62, 47)])
+def test_auto_takes_three_quarters_until_it_fits(data, monkeypatch, fits, found):
+    def passing(trainer, data, pairs):
+        if trainer.device_tokens > fits:
+            raise MemoryError
+
+    monkeypatch.setattr(step, "_pass", passing)
+    assert rehearse(build("train.device_tokens=auto"), data).device_tokens == found
+
+
+def test_auto_gives_up_where_the_longest_pair_would_be_cut(monkeypatch):
+    data = of_lengths([3, 84, 4], [5, 2, 1])
+    seen = []
+
+    def failing(trainer, data, pairs):
+        seen.append(trainer.device_tokens)
+        raise MemoryError
+
+    monkeypatch.setattr(step, "_pass", failing)
+    with pytest.raises(OutOfMemory):
+        rehearse(build("train.device_tokens=auto"), data)
+    assert seen == [150, 112, 84]
+    seen.clear()
+    with pytest.raises(OutOfMemory):
+        rehearse(build("train.device_tokens=100"), data)
+    assert seen == [100], "a limit that was set stays"
+
+
+def test_the_rehearsal_holds_adams_moments_that_are_still_to_come(data, monkeypatch):
+    trainer, sizes = build(), []
+    empty_like = torch.empty_like
+    monkeypatch.setattr(step.torch, "empty_like", lambda p: sizes.append(p.numel()) or empty_like(p))
+    monkeypatch.setattr(step, "_pass", lambda *_: None)
+    rehearse(trainer, data)
+    assert sum(sizes) == 2 * sum(p.numel() for p in trainer.model.parameters())
+    monkeypatch.undo()
+    train_step(trainer, data, np.arange(9), 1)
+    monkeypatch.setattr(step.torch, "empty_like", lambda p: pytest.fail("the moments exist by now"))
+    monkeypatch.setattr(step, "_pass", lambda *_: None)
+    rehearse(trainer, data)
+
+
+# ── the dev set ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("tokens", [12, 40, 5000])
+def test_the_loss_of_a_set_is_the_mean_over_its_target_tokens_without_dropout(data, tokens):
+    trainer = build(f"train.device_tokens={tokens}", "model.dropout=0.5")
+    trainer.model.train()
+    found = dev_loss(trainer, data)
+    assert trainer.model.training
+    assert all(p.grad is None for p in trainer.model.parameters())
+    trainer.model.eval()
+    expected = plain_losses(trainer, data, np.arange(len(data)))
+    assert found == pytest.approx([value / data.tgt.lengths.sum() for value in expected], rel=1e-5)
+    assert 0 < math.exp(found[1]) < 2 * 340
