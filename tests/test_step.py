@@ -2,6 +2,8 @@
 
 import itertools
 import math
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -137,6 +139,42 @@ def test_of_two_processes_one_computes_its_share_and_counts_a_borrowed_micro_bat
     assert all(not p.grad.any() for p in trainer.model.parameters())
 
 
+def test_gradients_are_exchanged_in_the_last_micro_batch_alone(data, monkeypatch):
+    inside, seen, forward = [], [], step.TrainingModel.forward
+
+    @step.contextlib.contextmanager
+    def no_sync():
+        inside.append(True)
+        yield
+        inside.pop()
+
+    def looking(self, *ids):
+        seen.append(bool(inside))
+        return forward(self, *ids)
+
+    monkeypatch.setattr(step, "parallelize", lambda model, world: model)
+    monkeypatch.setattr(step.TrainingModel, "no_sync", lambda self: no_sync(), raising=False)
+    monkeypatch.setattr(step.TrainingModel, "forward", looking)
+    trainer = build(world=Alone())
+    parts = step.micro_batches(trainer, data, np.arange(40))
+    train_step(trainer, data, np.arange(40), 1)
+    assert len(parts) % 2 == 0
+    assert seen == [True] * (len(parts) // 2 - 1) + [False]
+
+
+def test_several_processes_exchange_gradients_once_before_the_first_step(data, monkeypatch):
+    """DDP orders its buckets anew after that, and sums of more than two numbers depend on their order."""
+    passes = []
+    monkeypatch.setattr(step, "parallelize", lambda model, world: model)
+    monkeypatch.setattr(Trainer, "alone", lambda self: step.contextlib.nullcontext())
+    monkeypatch.setattr(step, "_pass", lambda trainer, data, pairs: passes.append(trainer.world.size))
+    two = Alone()
+    two.sum = list
+    for world in (ALONE, two):
+        rehearse(build(world=world), data)
+    assert passes == [1, 2, 2]
+
+
 def test_dropout_draws_other_masks_in_each_micro_batch_step_and_seed(data, monkeypatch):
     seeds, forward = [], step.TrainingModel.forward
 
@@ -243,14 +281,52 @@ def test_the_largest_micro_batch_takes_the_most_memory_of_all_that_are_alike(tok
         assert len(found) == 1 or batching.area(src[found], tgt[found]) <= min(tokens, update)
 
 
+def test_an_update_tells_where_it_is_and_with_which_lines(data):
+    told = []
+
+    class Listening(step.Nowhere):
+        def __call__(self, doing, rows=(), step=None):
+            told.append((doing, list(rows), step))
+
+    trainer = Trainer.build(settings("train.device_tokens=40"), ALONE, (340, 340), Listening())
+    parts = step.micro_batches(trainer, data, np.arange(20))
+    train_step(trainer, data, np.arange(20), 7)
+    assert told == [
+        (f"{name} pass of micro-batch {turn} of {len(parts)}", data.rows[pairs].tolist(), 7)
+        for turn, pairs in enumerate(parts, 1)
+        for name in ("forward", "backward")
+    ]
+
+
 @pytest.mark.parametrize(("fits", "found"), [(10**6, 150), (149, 112), (112, 112), (111, 84), (63, 63), (62, 47)])
-def test_auto_takes_three_quarters_until_it_fits(data, monkeypatch, fits, found):
+def test_auto_takes_three_quarters_until_it_fits_and_says_so(data, monkeypatch, caplog, fits, found):
     def passing(trainer, data, pairs):
         if trainer.device_tokens > fits:
             raise MemoryError
 
     monkeypatch.setattr(step, "_pass", passing)
-    assert rehearse(build("train.device_tokens=auto"), data).device_tokens == found
+    with caplog.at_level("INFO"):
+        assert rehearse(build("train.device_tokens=auto"), data).device_tokens == found
+    assert f"train.device_tokens is {found}, the largest that fits" in caplog.text
+
+
+@pytest.mark.parametrize(("tokens", "found"), [("auto", 84), ("112", 112)])
+def test_auto_leaves_a_tenth_of_a_gpu_to_spare_and_a_limit_that_was_set_does_not(data, monkeypatch, tokens, found):
+    now, resets = [], []
+    gpu = SimpleNamespace(rank=0, size=1, device=torch.device("cuda"), leads=True, sum=list)
+    trainer = replace(build(f"train.device_tokens={tokens}"), world=gpu)
+    # As much of 100 is reserved as in a GPU where 84 tokens take 90 of it.
+    reserved = {150: 99, 112: 91, 84: 90, 63: 50}
+    monkeypatch.setattr(step, "_pass", lambda trainer, data, pairs: now.append(reserved[trainer.device_tokens]))
+    for name, answer in (
+        ("get_device_properties", lambda device: SimpleNamespace(total_memory=100)),
+        ("max_memory_reserved", lambda device: now[-1]),
+        ("reset_peak_memory_stats", lambda device: resets.append(device)),
+        ("empty_cache", lambda: resets.append("cache")),
+    ):
+        monkeypatch.setattr(step.torch.cuda, name, answer)
+    assert rehearse(trainer, data).device_tokens == found
+    assert resets == [gpu.device, "cache"] * len(now), "nothing of one try is left for the next"
 
 
 def test_auto_gives_up_where_the_longest_pair_would_be_cut(monkeypatch):
