@@ -102,6 +102,19 @@ def test_an_update_moves_each_weight_by_its_learning_rate_at_most(data):
     assert max(moved) == pytest.approx(rate, rel=1e-2), "the first step of Adam is the sign of the gradient"
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite_moves_nothing(data, monkeypatch, value):
+    trainer, loss_of = build(), step.label_smoothed_loss
+    train_step(trainer, data, np.arange(20), 1)
+    before = [p.detach().clone() for p in trainer.model.parameters()]
+    monkeypatch.setattr(step, "label_smoothed_loss", lambda *a: (loss_of(*a)[0] * value, loss_of(*a)[1]))
+    stats = train_step(trainer, data, np.arange(20), 2)
+    assert stats.skipped.item() == 1
+    assert not math.isfinite(stats.grad_norm.item())
+    assert all(torch.equal(p, old) for p, old in zip(trainer.model.parameters(), before, strict=True))
+    assert {state["step"].item() for state in trainer.optimizer.state.values()} == {1}
+
+
 class Alone:
     """The first of two processes, whose gradients DDP would halve: the other one has nothing to add."""
 
@@ -345,6 +358,16 @@ def test_auto_gives_up_where_the_longest_pair_would_be_cut(monkeypatch):
     with pytest.raises(OutOfMemory):
         rehearse(build("train.device_tokens=100"), data)
     assert seen == [100], "a limit that was set stays"
+
+
+def test_a_rehearsal_leaves_neither_gradients_nor_other_weights_nor_other_random_numbers(data):
+    trainer = build()
+    before, _ = [p.detach().clone() for p in trainer.model.parameters()], torch.manual_seed(7)
+    expected, _ = torch.rand(3), torch.manual_seed(7)
+    rehearse(trainer, data)
+    assert torch.equal(torch.rand(3), expected)
+    assert all(p.grad is None for p in trainer.model.parameters())
+    assert all(torch.equal(p, old) for p, old in zip(trainer.model.parameters(), before, strict=True))
 
 
 def test_the_rehearsal_holds_adams_moments_that_are_still_to_come(data, monkeypatch):
