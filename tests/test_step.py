@@ -102,6 +102,16 @@ def test_an_update_moves_each_weight_by_its_learning_rate_at_most(data):
     assert max(moved) == pytest.approx(rate, rel=1e-2), "the first step of Adam is the sign of the gradient"
 
 
+def test_a_gradient_is_clipped_to_its_norm_and_zero_clips_nothing(data):
+    norms = {}
+    for clip in ("0", "0.01"):
+        trainer = build("model.dropout=0", f"optim.clip_norm={clip}")
+        before = train_step(trainer, data, np.arange(20), 1).grad_norm.item()
+        norms[clip] = before, math.hypot(*(p.grad.norm().item() for p in trainer.model.parameters()))
+    assert norms["0"] == pytest.approx((norms["0.01"][0],) * 2)
+    assert norms["0.01"][1] == pytest.approx(0.01, rel=1e-3)
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_gradient_that_is_not_finite_moves_nothing(data, monkeypatch, value):
     trainer, loss_of = build(), step.label_smoothed_loss
@@ -342,8 +352,9 @@ def test_auto_leaves_a_tenth_of_a_gpu_to_spare_and_a_limit_that_was_set_does_not
     assert resets == [gpu.device, "cache"] * len(now), "nothing of one try is left for the next"
 
 
-def test_auto_gives_up_where_the_longest_pair_would_be_cut(monkeypatch):
-    data = of_lengths([3, 84, 4], [5, 2, 1])
+@pytest.mark.parametrize(("src", "tgt"), [([3, 84, 4], [5, 2, 1]), ([5, 2, 1], [84, 3, 4])])
+def test_auto_gives_up_where_the_longest_pair_would_be_cut(monkeypatch, src, tgt):
+    data = of_lengths(src, tgt)
     seen = []
 
     def failing(trainer, data, pairs):
