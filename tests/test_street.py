@@ -171,6 +171,18 @@ def test_a_setting_that_contradicts_the_training_of_a_run_is_refused(walked: Pat
     nmt(walked, "translate", "--set", "translate.beam=1", "--set", "model.layers=1", stdin="Hello.\n")
 
 
+def test_weights_to_begin_with_are_never_left_out_unsaid_where_the_run_is_finished(
+    walked: Path, tmp_path: Path
+) -> None:
+    run = walked / "runs/tiny.en-zh"
+    other = shutil.copytree(run, tmp_path / "other")
+    before = (run / "final/manifest.json").read_bytes()
+    told = nmt(walked, "train", "-c", "tiny.yaml", "--processes", "1", "--init-from", str(other), code=2).stderr
+    assert "it did not begin with the weights that --init-from names" in told
+    assert (run / "final/manifest.json").read_bytes() == before
+    assert set(states(walked).values()) == {"fresh"}
+
+
 def test_info_and_plan_know_the_run(walked: Path) -> None:
     facts: dict[str, Any] = json.loads(nmt(walked, "info", "--json").stdout)
     assert (facts["state"], facts["step"], facts["vocabulary"]) == ("finished", 8, {"en": 1200, "zh": 1200})

@@ -139,6 +139,8 @@ def open_run(
     from nmt.overlap import keep_keys  # Here, so that a status loads no numpy.
 
     run = paths.run
+    if init_from is not None:
+        _check_initial(config, run, init_from)
     try:
         now = identity(config, paths, init_from)
         if fresh:
@@ -157,6 +159,9 @@ def open_run(
             for line in differences(read_json(run / "numerics.json"), numerics):
                 log.info("train: resuming with other numerics: %s", line)
         (run / "tokenizer").mkdir(parents=True, exist_ok=True)
+        for path in tokenizer_files(run / "tokenizer"):
+            if not (paths.bpe / path.name).exists():  # Of a training with another kind of vocabulary.
+                path.unlink()
         for path in tokenizer_files(paths.bpe):
             shutil.copyfile(path, run / "tokenizer" / path.name)
         shutil.copyfile(paths.clean / "normalisation.json", run / "normalisation.json")
@@ -168,6 +173,30 @@ def open_run(
         write_json(run / "identity.json", now)
     except OSError as error:
         raise ConfigError(f"cannot write the run folder {run}: {error.strerror} ({error.filename}).") from error
+
+
+def _check_initial(config: Config, run: Path, init_from: Path) -> None:
+    """Raise ConfigError if the weights of `init_from` mean something else in this model, though they may fit it."""
+    if init_from.resolve() == run.resolve():
+        raise ConfigError(f"--init-from names {run} itself; give the new run a --name of its own.")
+    earlier = read_config(init_from)
+    found = differences(_model_of(earlier), _model_of(config))
+    if not config.bpe.joint and earlier.data.src != config.data.src:
+        found.append(f"data.src: {earlier.data.src} -> {config.data.src} (each language has its own vocabulary)")
+    if found:
+        raise ConfigError(f"--init-from: {init_from} has another model:", *(f"  {line}" for line in found))
+
+
+def _model_of(config: Config) -> dict[str, Any]:
+    """What the weights of a run belong to: the settings of its model without those of dropout, and its vocabularies."""
+    model = {name: value for name, value in to_dict(config.model).items() if not name.endswith("dropout")}
+    model |= {
+        "decoder_layers": config.model.decoder_layers or config.model.layers,
+        "kv_heads": config.model.kv_heads or config.model.heads,
+    }
+    if config.model.position != "learned":
+        del model["max_positions"]
+    return {"model": model, "bpe": {"joint": config.bpe.joint}}
 
 
 def _check_resumable(run: Path, conflicts: list[str], max_steps: int) -> None:

@@ -431,7 +431,9 @@ def _check_hashes(run: Path, tokenizers: Sequence[Tokenizer]) -> None:
         return  # A run that was put together by hand.
     trained = read_identity(run)["reads"]
     for tokenizer in tokenizers:
-        wanted = trained.get(f"bpe/{Path(tokenizer.name).name}", tokenizer.sha256)
+        wanted = trained.get(f"bpe/{Path(tokenizer.name).name}")
+        if wanted is None:
+            raise CheckpointError(f"{tokenizer.name} is none of the vocabularies that {run} was trained with.")
         if wanted != tokenizer.sha256:
             raise CheckpointError(
                 f"{tokenizer.name} has SHA-256 {tokenizer.sha256}, but the run was trained with {wanted}: "
