@@ -71,10 +71,9 @@ def street(
         clean: Stage = data_stage(
             "clean",
             reads={f"{source}/{i}": Path(path) for source, files in sources.items() for i, path in enumerate(files, 1)},
-            settings={
-                "clean": _without(of_kind(config.clean, "result"), "sources", "dev", "test"),
-                "sources": list(found),  # In their order, since of equal pairs the first one is kept.
-            },
+            # Of equal pairs the first one is kept, so several sources have an order.
+            settings={"clean": _without(of_kind(config.clean, "result"), "sources", "dev", "test")}
+            | ({"sources": list(found)} if len(found) > 1 else {}),
             action=lambda out: _clean(config, corpus, clean.hashes, out),
             packages=("nmt", "opencc"),
             format=2,
