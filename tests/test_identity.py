@@ -303,3 +303,24 @@ def test_a_run_that_starts_over_with_two_vocabularies_forgets_the_joint_one(path
     shutil.copy(plain / "tokenizer/joint.model", run / "tokenizer")  # As an nmt before this one left it.
     with pytest.raises(checkpoint.CheckpointError, match=r"joint\.model is none of the vocabularies"):
         Translator.load(run, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("config.json", '"heads": 2', '"heads": 4'),
+        ("config.json", '"activation": "relu"', '"activation": "gelu"'),
+        ("config.json", '"src": "en"', '"src": "zh"'),
+        ("normalisation.json", '"zh": true', '"zh": false'),
+        ("normalisation.json", '"keep"', '"traditional"'),
+    ],
+)
+def test_a_run_folder_with_a_file_of_another_training_does_not_translate(plain, tmp_path, name, old, new) -> None:
+    run = copy_of(plain, tmp_path)
+    Translator.load(run, device="cpu")
+    text = (run / name).read_text()
+    assert old in text
+    text = text.replace(old, new).replace('"tgt": "zh"', '"tgt": "en"' if "src" in old else '"tgt": "zh"')
+    (run / name).write_text(text)
+    with pytest.raises(checkpoint.CheckpointError, match=rf"{name} is not what the run was trained with"):
+        Translator.load(run, device="cpu")

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
@@ -271,6 +271,31 @@ def read_config(run: Path) -> Config:
         return from_dict(json.loads((run / "config.json").read_bytes()))
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{run} is no run folder: its config.json cannot be read ({error}).") from error
+
+
+def check_as_trained(run: Path, config: Config, vocabularies: Mapping[str, str]) -> None:
+    """Raise CheckpointError for what would give the weights, or the ids, another meaning than they had in training.
+
+    `config` is what the run folder says of itself, `vocabularies` the files of its tokenizers with their SHA-256.
+    """
+    if not (run / "identity.json").exists():
+        return  # A run that was put together by hand.
+    trained = read_identity(run)
+    before, reads = {name: trained["settings"].get(name, {}) for name in ("data", "model")}, trained["reads"]
+    now = {name: {key: getattr(getattr(config, name), key, None) for key in before[name]} for name in before}
+    if changed := differences(before, now):
+        raise CheckpointError(f"{run / 'config.json'} is not what the run was trained with: {'; '.join(changed)}.")
+    for name, found in vocabularies.items():
+        wanted = reads.get(f"bpe/{Path(name).name}")
+        if wanted is None:
+            raise CheckpointError(f"{name} is none of the vocabularies that {run} was trained with.")
+        if wanted != found:
+            raise CheckpointError(
+                f"{name} has SHA-256 {found}, but the run was trained with {wanted}: put that one back."
+            )
+    path = run / "normalisation.json"
+    if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() != reads.get("clean/normalisation.json"):
+        raise CheckpointError(f"{path} is not what the run was trained with; put that one back.")
 
 
 @contextmanager
