@@ -16,7 +16,7 @@ from nmt import averaging, checkpoint, config, pipeline, stages
 from nmt.averaging import average_checkpoints, restore_final
 from nmt.batching import collate
 from nmt.dataset import open_dataset
-from nmt.errors import CheckpointError, DataError
+from nmt.errors import CheckpointError, ConfigError, DataError
 from nmt.provenance import lock
 from nmt.symbols import PAD
 from nmt.training import train_model
@@ -248,3 +248,27 @@ def test_what_is_no_run_is_left_without_a_lock(folder):
         assert "is no run folder" in ended.told
     assert list((folder / "runs/none").iterdir()) == []
     assert not (folder / "runs/never").exists()
+
+
+@pytest.mark.parametrize("name", [".", "..", "kept", "run", "run/final", "run/checkpoints", "link", "file"])
+def test_an_average_is_never_put_in_the_place_of_something_else(run, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept/mine.txt").write_text("mine")
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "link").symlink_to("nowhere")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ConfigError, match="exists"):
+        average_checkpoints(run, 2, Path(name), "cpu", force=False)
+    assert sorted(tmp_path.rglob("*")) == before
+    assert average_checkpoints(run, 2, Path("new"), "cpu", force=False).folder == Path("new")
+
+
+def test_a_training_that_goes_on_leaves_no_way_back_to_the_final_model_before_it(run, paths):
+    average_checkpoints(run, 1, None, "cpu", force=True)
+    (run / averaging.BESIDE).mkdir()
+    train_model(settings("optim.stop_on=loss", "model.dropout=0", "optim.max_steps=30"), at(paths, run), ALONE)
+    assert json.loads((run / "final/state.json").read_text())["step"] == 30
+    assert not (run / averaging.BESIDE).exists()
+    with pytest.raises(CheckpointError, match="has no final-before"):
+        restore_final(run)

@@ -9,6 +9,7 @@ import sacrebleu
 
 from nmt.config import CleanConfig, Config, EvalConfig
 from nmt.corpus import Normaliser, clean_corpus, print_report
+from nmt.errors import DataError
 from nmt.evaluation import evaluate_test, score_lines
 from nmt.overlap import keep_keys
 from nmt.text import read_lines, write_lines
@@ -138,6 +139,19 @@ def test_a_text_that_one_row_has_without_and_another_with_an_attribution_has_it(
     _, out = cleaned(tmp_path, GOOD, **given(tmp_path, dev=rows, test=rows))
     assert read_lines(out / "test.refs.zh.attribution") == ["B", "B", ""]
     assert read_lines(out / "test.refs.en.attribution") == ["\tB", "B\t", ""]
+
+
+@pytest.mark.parametrize("aligned", [False, True])
+@pytest.mark.parametrize("row", [("", "再见。"), ("Bye.", ""), ("Bye.", " \u3000"), (" ", "")])
+def test_a_row_of_a_given_set_with_a_side_without_text_is_refused_in_either_form(tmp_path, aligned, row):
+    rows = [("My horse eats.", "我的马在吃。"), ("Hello there.", "你好。"), row]
+    files = given(tmp_path, dev=rows[:2], test=rows)
+    if aligned:
+        for lang, side in zip(LANGS, zip(*rows, strict=True), strict=True):
+            write_lines(tmp_path / f"my.{lang}", side)
+        files["test"] = (str(tmp_path / "my.en"), str(tmp_path / "my.zh"))
+    with pytest.raises(DataError, match=r"clean\.test: .*, line 3 has a side without text"):
+        cleaned(tmp_path, GOOD, **files)
 
 
 def test_sets_without_attributions_have_no_such_files(tmp_path):

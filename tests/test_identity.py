@@ -6,17 +6,21 @@ import json
 import shutil
 import typing
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nmt import checkpoint, config, stages
-from nmt.config import Config, load
+from nmt.config import BpeConfig, Config, EncodeConfig, load
+from nmt.dataset import encode_corpus
 from nmt.errors import ConfigError, DataError
 from nmt.pipeline import Stage
 from nmt.provenance import read_identity, training_settings
+from nmt.tokenizer import train_bpe
 from nmt.training import train_model
+from nmt.translation import Translator
 from tiny import ALONE, at, equal, final, losses, metrics, settings, state
 
 BY_HAND = {
@@ -249,3 +253,74 @@ def test_the_weights_that_a_training_began_with_are_part_of_what_it_is(paths, pl
 def test_a_run_to_begin_with_that_is_not_there_is_named(paths, tmp_path) -> None:
     with pytest.raises((ConfigError, DataError, checkpoint.CheckpointError), match="nowhere"):
         train_model(settings(), at(paths, tmp_path / "run"), ALONE, init_from=tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    "change", ["model.heads=4", "model.activation=gelu", "model.position=rope", "model.norm_eps=1e-3"]
+)
+def test_weights_of_another_model_are_refused_though_they_have_the_same_shapes(paths, plain, tmp_path, change) -> None:
+    run = tmp_path / "run"
+    with pytest.raises(ConfigError, match=rf"(?s)has another model:.*{change.partition('=')[0]}"):
+        train_model(settings(change), at(paths, run), ALONE, init_from=plain)
+    same = ["model.dropout=0", "model.decoder_layers=1", "model.kv_heads=2", "model.max_positions=2000"]
+    train_model(settings("optim.max_steps=1", *same), at(paths, run), ALONE, init_from=plain)
+
+
+def test_a_run_does_not_begin_with_itself_and_keeps_all_that_it_has(paths, plain, tmp_path) -> None:
+    run = copy_of(plain, tmp_path)
+    before = sorted(run.rglob("*"))
+    with pytest.raises(ConfigError, match=r"--init-from names .* itself"):
+        train_model(settings(), at(paths, run), ALONE, init_from=run / ".." / run.name, fresh=True)
+    assert sorted(run.rglob("*")) == before
+
+
+def test_languages_that_change_sides_do_not_take_each_others_vocabularies(paths, tmp_path) -> None:
+    apart = replace(paths, bpe=tmp_path / "bpe", encode=tmp_path / "encode")
+    apart.encode.mkdir()
+    # As many pieces on either side, so that the weights fit.
+    train_bpe(paths.clean, BpeConfig(vocab_size=285, joint=False, coverage=1.0), ("en", "zh"), apart.bpe)
+    encode_corpus(paths.clean, apart.bpe, EncodeConfig(), ("en", "zh"), apart.encode)
+    changes = ["bpe.joint=false", "optim.max_steps=1"]
+    train_model(settings(*changes), at(apart, tmp_path / "one"), ALONE)
+    turned = settings(*changes, "data.src=zh", "data.tgt=en")
+    with pytest.raises(ConfigError, match="own vocabulary"):
+        train_model(turned, at(apart, tmp_path / "two"), ALONE, init_from=tmp_path / "one")
+
+
+def test_a_run_that_starts_over_with_two_vocabularies_forgets_the_joint_one(paths, plain, tmp_path) -> None:
+    run = copy_of(plain, tmp_path)
+    apart = replace(paths, bpe=tmp_path / "bpe", encode=tmp_path / "encode", run=run)
+    apart.encode.mkdir()
+    train_bpe(paths.clean, BpeConfig(vocab_size=285, joint=False, coverage=1.0), ("en", "zh"), apart.bpe)
+    encode_corpus(paths.clean, apart.bpe, EncodeConfig(), ("en", "zh"), apart.encode)
+    train_model(settings("bpe.joint=false", "optim.max_steps=1"), apart, ALONE, fresh=True)
+    assert sorted(path.name for path in (run / "tokenizer").iterdir()) == [
+        "en.model",
+        "en.vocab",
+        "zh.model",
+        "zh.vocab",
+    ]
+    shutil.copy(plain / "tokenizer/joint.model", run / "tokenizer")  # As an nmt before this one left it.
+    with pytest.raises(checkpoint.CheckpointError, match=r"joint\.model is none of the vocabularies"):
+        Translator.load(run, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("config.json", '"heads": 2', '"heads": 4'),
+        ("config.json", '"activation": "relu"', '"activation": "gelu"'),
+        ("config.json", '"src": "en"', '"src": "zh"'),
+        ("normalisation.json", '"zh": true', '"zh": false'),
+        ("normalisation.json", '"keep"', '"traditional"'),
+    ],
+)
+def test_a_run_folder_with_a_file_of_another_training_does_not_translate(plain, tmp_path, name, old, new) -> None:
+    run = copy_of(plain, tmp_path)
+    Translator.load(run, device="cpu")
+    text = (run / name).read_text()
+    assert old in text
+    text = text.replace(old, new).replace('"tgt": "zh"', '"tgt": "en"' if "src" in old else '"tgt": "zh"')
+    (run / name).write_text(text)
+    with pytest.raises(checkpoint.CheckpointError, match=rf"{name} is not what the run was trained with"):
+        Translator.load(run, device="cpu")

@@ -120,6 +120,22 @@ def test_a_changed_setting_makes_its_stage_and_what_follows_stale(walked: Path, 
     assert {name for name, state in found.items() if state != "fresh"} == stale
 
 
+def test_the_order_of_sources_decides_which_of_equal_pairs_is_kept_and_so_the_stage(tmp_path: Path) -> None:
+    folder = fresh_clone(tmp_path)
+    for name, form in (("a", str), ("b", str.upper)):
+        rows = [form(f"Number {n} is here.\t第{n}号在这里。\n") for n in range(700)]
+        (folder / f"{name}.tsv").write_text("".join(rows), encoding="utf-8")
+    orders = ["clean.sources={a: a.tsv, b: b.tsv}", "clean.sources={b: b.tsv, a: a.tsv}"]
+    found = []
+    for order in orders:
+        nmt(folder, "clean", "-c", "tiny.yaml", "--set", order)
+        with contextlib.chdir(folder):
+            made = stages.street(config.load("tiny.yaml", [order]))[0].writes.resolve()
+        found.append((made / "train.en").read_text(encoding="utf-8"))
+    assert found[0] != found[1]
+    assert found[1].isupper()
+
+
 def test_status_says_why(walked: Path) -> None:
     told = nmt(walked, "status", "-c", "tiny.yaml", "--set", "bpe.vocab_size=1100").stdout.split("\n")
     assert told[1] == "bpe: stale, bpe.vocab_size: 1200 -> 1100"
@@ -156,6 +172,44 @@ def test_eval_scores_the_newest_run_other_text_and_compares(walked: Path) -> Non
     assert "p = " in nmt(walked, "eval", "runs/tiny.en-zh/translate/test.hyp", test).stdout
 
 
+def test_the_references_of_a_line_may_stand_with_tabs_between_as_clean_writes_them(tmp_path: Path) -> None:
+    for name, text in {
+        "hyp": "你好。\n再见吧。\n我很好，谢谢。\n",
+        "tabs": "你好。\t您好。\n回头见。\t再见吧。\n我很好，谢谢。\n",
+        "one": "你好。\n回头见。\n我很好，谢谢。\n",
+        "two": "您好。\n再见吧。\n我很好，谢谢。\n",
+    }.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    words = ["eval", "hyp", "--tgt", "zh", "--json"]
+    tabs = json.loads(nmt(tmp_path, *words, "--ref", "tabs").stdout)
+    files = json.loads(nmt(tmp_path, *words, "--ref", "one", "--ref", "two").stdout)
+    assert tabs["bleu"]["value"] == files["bleu"]["value"] == pytest.approx(100)
+    (both,) = {json.loads(nmt(tmp_path, *words, "--src", "hyp", "--ref", name).stdout)["scores"]["bleu"]["value"]
+               for name in ("tabs", "one")}  # fmt: skip
+    assert both < 90  # The first reference alone.
+
+
+def test_a_table_of_translations_is_not_scored_as_if_it_were_text(walked: Path) -> None:
+    (clean,) = (walked / "data/mini").glob("clean-*")
+    test = str(clean / "test")
+    nmt(walked, "translate", f"{test}.en", "--scores", "-o", "table.tsv")
+    for words in ([], ["--ref", f"{test}.zh", "--tgt", "zh"]):
+        assert "cut -f 4 table.tsv" in nmt(walked, "eval", "table.tsv", *words, code=1).stderr
+
+
+def test_a_final_model_of_a_training_that_goes_on_is_warned_of(walked: Path, tmp_path: Path) -> None:
+    status = walked / "runs/tiny.en-zh/status.json"
+    before = status.read_bytes()
+    try:
+        status.write_text(json.dumps(json.loads(before) | {"state": "preempted", "step": 13}))
+        for command in ("translate", "eval"):
+            told = nmt(walked, command, "--run", "runs/tiny.en-zh", stdin="Hello.\n").stderr
+            assert "has not ended (preempted, step 13); its final model (" in told
+    finally:
+        status.write_bytes(before)
+    assert "not ended" not in nmt(walked, "translate", "--run", "runs/tiny.en-zh", stdin="Hello.\n").stderr
+
+
 @pytest.mark.parametrize(
     "changes", ["clean.seed=2", "data.src=zh & data.tgt=en", "model.layers=9", "bpe.vocab_size=1100", "data.corpus=cmn"]
 )
@@ -169,6 +223,18 @@ def test_a_setting_that_contradicts_the_training_of_a_run_is_refused(walked: Pat
         assert changes.partition("=")[0] in told
     assert (walked / "runs/tiny.en-zh/eval/scores.json").read_bytes() == scores
     nmt(walked, "translate", "--set", "translate.beam=1", "--set", "model.layers=1", stdin="Hello.\n")
+
+
+def test_weights_to_begin_with_are_never_left_out_unsaid_where_the_run_is_finished(
+    walked: Path, tmp_path: Path
+) -> None:
+    run = walked / "runs/tiny.en-zh"
+    other = shutil.copytree(run, tmp_path / "other")
+    before = (run / "final/manifest.json").read_bytes()
+    told = nmt(walked, "train", "-c", "tiny.yaml", "--processes", "1", "--init-from", str(other), code=2).stderr
+    assert "it did not begin with the weights that --init-from names" in told
+    assert (run / "final/manifest.json").read_bytes() == before
+    assert set(states(walked).values()) == {"fresh"}
 
 
 def test_info_and_plan_know_the_run(walked: Path) -> None:

@@ -1,5 +1,6 @@
 """`nmt average`: other final weights for a run that is trained, never worse ones unless asked, and the way back."""
 
+import os
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 from nmt import checkpoint
 from nmt.config import Config
 from nmt.distributed import World, choose_device
-from nmt.errors import CheckpointError, DataError
+from nmt.errors import CheckpointError, ConfigError, DataError
 from nmt.provenance import BY_HAND, TrainPaths, read_config, unchanged
 from nmt.step import Trainer
 from nmt.text import read_object
@@ -39,9 +40,11 @@ class Averaged:
 def average_checkpoints(run: Path, last: int, output: Path | None, device: str, force: bool) -> Averaged:
     """Average the newest checkpoints into `output`, or into `run/final` if that is better on dev, or with `force`.
 
-    Without `output`, an average that is not better is put into `run/average`. The final model that it replaces is kept
-    as `run/final-before`. Who calls this holds the run's lock.
+    `output` must not exist. Without it, an average that is not better is put into `run/average`. The final model that
+    is replaced is kept as `run/final-before`. Who calls this holds the run's lock.
     """
+    if output is not None and os.path.lexists(output):
+        raise ConfigError(f"{output} exists; give -o a folder that doesn't.")
     config, folders = read_config(run), checkpoint.saved_steps(run)[-last:]
     if not folders:
         raise CheckpointError(f"{run} has no checkpoints; its training makes them (nmt train).")

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
@@ -139,6 +139,8 @@ def open_run(
     from nmt.overlap import keep_keys  # Here, so that a status loads no numpy.
 
     run = paths.run
+    if init_from is not None:
+        _check_initial(config, run, init_from)
     try:
         now = identity(config, paths, init_from)
         if fresh:
@@ -157,6 +159,9 @@ def open_run(
             for line in differences(read_json(run / "numerics.json"), numerics):
                 log.info("train: resuming with other numerics: %s", line)
         (run / "tokenizer").mkdir(parents=True, exist_ok=True)
+        for path in tokenizer_files(run / "tokenizer"):
+            if not (paths.bpe / path.name).exists():  # Of a training with another kind of vocabulary.
+                path.unlink()
         for path in tokenizer_files(paths.bpe):
             shutil.copyfile(path, run / "tokenizer" / path.name)
         shutil.copyfile(paths.clean / "normalisation.json", run / "normalisation.json")
@@ -168,6 +173,30 @@ def open_run(
         write_json(run / "identity.json", now)
     except OSError as error:
         raise ConfigError(f"cannot write the run folder {run}: {error.strerror} ({error.filename}).") from error
+
+
+def _check_initial(config: Config, run: Path, init_from: Path) -> None:
+    """Raise ConfigError if the weights of `init_from` mean something else in this model, though they may fit it."""
+    if init_from.resolve() == run.resolve():
+        raise ConfigError(f"--init-from names {run} itself; give the new run a --name of its own.")
+    earlier = read_config(init_from)
+    found = differences(_model_of(earlier), _model_of(config))
+    if not config.bpe.joint and earlier.data.src != config.data.src:
+        found.append(f"data.src: {earlier.data.src} -> {config.data.src} (each language has its own vocabulary)")
+    if found:
+        raise ConfigError(f"--init-from: {init_from} has another model:", *(f"  {line}" for line in found))
+
+
+def _model_of(config: Config) -> dict[str, Any]:
+    """What the weights of a run belong to: the settings of its model without those of dropout, and its vocabularies."""
+    model = {name: value for name, value in to_dict(config.model).items() if not name.endswith("dropout")}
+    model |= {
+        "decoder_layers": config.model.decoder_layers or config.model.layers,
+        "kv_heads": config.model.kv_heads or config.model.heads,
+    }
+    if config.model.position != "learned":
+        del model["max_positions"]
+    return {"model": model, "bpe": {"joint": config.bpe.joint}}
 
 
 def _check_resumable(run: Path, conflicts: list[str], max_steps: int) -> None:
@@ -242,6 +271,31 @@ def read_config(run: Path) -> Config:
         return from_dict(json.loads((run / "config.json").read_bytes()))
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{run} is no run folder: its config.json cannot be read ({error}).") from error
+
+
+def check_as_trained(run: Path, config: Config, vocabularies: Mapping[str, str]) -> None:
+    """Raise CheckpointError for what would give the weights, or the ids, another meaning than they had in training.
+
+    `config` is what the run folder says of itself, `vocabularies` the files of its tokenizers with their SHA-256.
+    """
+    if not (run / "identity.json").exists():
+        return  # A run that was put together by hand.
+    trained = read_identity(run)
+    before, reads = {name: trained["settings"].get(name, {}) for name in ("data", "model")}, trained["reads"]
+    now = {name: {key: getattr(getattr(config, name), key, None) for key in before[name]} for name in before}
+    if changed := differences(before, now):
+        raise CheckpointError(f"{run / 'config.json'} is not what the run was trained with: {'; '.join(changed)}.")
+    for name, found in vocabularies.items():
+        wanted = reads.get(f"bpe/{Path(name).name}")
+        if wanted is None:
+            raise CheckpointError(f"{name} is none of the vocabularies that {run} was trained with.")
+        if wanted != found:
+            raise CheckpointError(
+                f"{name} has SHA-256 {found}, but the run was trained with {wanted}: put that one back."
+            )
+    path = run / "normalisation.json"
+    if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() != reads.get("clean/normalisation.json"):
+        raise CheckpointError(f"{path} is not what the run was trained with; put that one back.")
 
 
 @contextmanager

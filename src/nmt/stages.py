@@ -52,8 +52,9 @@ def street(
     corpus, run = DATA / config.data.corpus, run_folder(config, name)
     languages, direction = config.clean.columns, {"src": config.data.src, "tgt": config.data.tgt}
     src, tgt = direction.values()
+    found = find_sources(corpus, config.clean)
     sources: dict[str, tuple[str | Path, ...]] = {
-        **{f"source {source}": files for source, files in find_sources(corpus, config.clean).items()},
+        **{f"source {source}": files for source, files in found.items()},
         "dev": config.clean.dev,
         "test": config.clean.test,
     }
@@ -70,7 +71,9 @@ def street(
         clean: Stage = data_stage(
             "clean",
             reads={f"{source}/{i}": Path(path) for source, files in sources.items() for i, path in enumerate(files, 1)},
-            settings={"clean": _without(of_kind(config.clean, "result"), "sources", "dev", "test")},
+            # Of equal pairs the first one is kept, so several sources have an order.
+            settings={"clean": _without(of_kind(config.clean, "result"), "sources", "dev", "test")}
+            | ({"sources": list(found)} if len(found) > 1 else {}),
             action=lambda out: _clean(config, corpus, clean.hashes, out),
             packages=("nmt", "opencc"),
             format=2,

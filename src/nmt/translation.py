@@ -23,7 +23,7 @@ from nmt.errors import CheckpointError, ConfigError, DataError, counted
 from nmt.machine import warn_of_slow
 from nmt.model import Transformer
 from nmt.outputs import is_repeated
-from nmt.provenance import read_config, read_identity
+from nmt.provenance import check_as_trained, read_config
 from nmt.search import Hypothesis, beam_search, greedy_search, sample
 from nmt.sentences import cut_to_fit
 from nmt.symbols import BOS, EOS, PAD
@@ -196,7 +196,7 @@ class Translator:
         config = config if settings is None else replace(config, translate=settings)
         tokenizers = load_tokenizers(run / "tokenizer", config.data.src, config.data.tgt)
         model = load_model(run, config)
-        _check_hashes(run, tokenizers)
+        check_as_trained(run, config, {tokenizer.name: tokenizer.sha256 for tokenizer in tokenizers})
         embeddings = (model.src_embedding or model.embedding, model.embedding)
         for tokenizer, embedding in zip(tokenizers, embeddings, strict=True):
             if len(tokenizer) != embedding.num_embeddings:
@@ -423,17 +423,3 @@ def _check_lines(**texts: Iterable[str] | None) -> None:
     for name, lines in texts.items():
         if isinstance(lines, str | bytes):
             raise TypeError(f"{name} is one text; give a list of lines, e.g. [{lines[:40]!r}].")
-
-
-def _check_hashes(run: Path, tokenizers: Sequence[Tokenizer]) -> None:
-    """Raise CheckpointError for a tokenizer that isn't the one of the training: its ids mean something else."""
-    if not (run / "identity.json").exists():
-        return  # A run that was put together by hand.
-    trained = read_identity(run)["reads"]
-    for tokenizer in tokenizers:
-        wanted = trained.get(f"bpe/{Path(tokenizer.name).name}", tokenizer.sha256)
-        if wanted != tokenizer.sha256:
-            raise CheckpointError(
-                f"{tokenizer.name} has SHA-256 {tokenizer.sha256}, but the run was trained with {wanted}: "
-                "put that one back."
-            )

@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from nmt.corpus import Normaliser
 from nmt.dataset import ParallelDataset, open_dataset
 from nmt.distributed import World
 from nmt.errors import NmtError
-from nmt.provenance import TrainPaths
+from nmt.provenance import BY_HAND, TrainPaths
 from nmt.scoring import bleu
 from nmt.step import Trainer, dev_loss
 from nmt.text import read_lines
@@ -153,5 +154,7 @@ def choose_final(trainer: Trainer, run: Path, dev: DevSet, progress: Progress, t
     table = ", ".join(f"{name} has {score:.2f}" for name, score in scores.items())
     tracker.say(f"train: {what} on the whole dev set: {table}; final is the {best}")
     if trainer.world.leads:
+        for name in BY_HAND:  # They belong to the final model before this one.
+            shutil.rmtree(run / name, ignore_errors=True)
         checkpoint.save(run / "final", chosen, {"made_of": best, "dev_scores": scores, "step": progress.step})
     trainer.world.barrier()

@@ -107,7 +107,7 @@ def train(
     processes = processes or _processes(loaded, device)
     trainer = here if processes == 1 else partial(_launch, options, processes)
     street = partial(stages.street, loaded, name, device=device, trainer=trainer)
-    if fresh:
+    if fresh or init_from:  # The stage doesn't know what weights it would begin with; the training does.
         pipeline.act({stage.name: stage for stage in pipeline.run(street, "encode")}["train"])
     else:
         pipeline.run(street, "train")

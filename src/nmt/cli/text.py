@@ -134,7 +134,9 @@ def _against_files(
     """The scores of text against references that lie in files."""
     from nmt import scoring
 
-    systems, rows = _systems(hyps), [list(row) for row in read_aligned(*refs)]
+    # As in SET.refs.LANG of clean, a TAB sets further references of a line apart.
+    cells = ([ref for text in row for ref in text.split("\t")] for row in read_aligned(*refs))
+    systems, rows = _systems(hyps), [[ref for ref in row if ref] or [""] for row in cells]
     if len(systems) > 1:
         compared = scoring.compare(systems, rows, tgt, config.eval)
         return compared, scoring.comparison_lines(compared)
@@ -200,7 +202,13 @@ def _run_and_settings(run: Path | None, changes: Sequence[str]) -> tuple[Path, C
     if run is None:
         run = newest_run()
         log.info("taking %s, the newest run that is finished", run)
-    trained = read_config(run)
+    trained, status = read_config(run), pipeline.read_json(run / "status.json")
+    if status.get("state") != "finished" and (run / "final").is_dir():
+        made_of = pipeline.read_json(run / "final" / "state.json").get("made_of")
+        log.warning(
+            "the training of %s has not ended (%s, step %s); its final model (%s) is not the one that will come of it",
+            *(run, status.get("state", "unknown"), status.get("step"), made_of),
+        )
     config = settings.change(trained, changes)
     expected = replace(trained, translate=config.translate, eval=config.eval)
     decided = settings.differences(settings.to_dict(expected), settings.to_dict(config))
@@ -216,7 +224,14 @@ def _run_and_settings(run: Path | None, changes: Sequence[str]) -> tuple[Path, C
 def _systems(hyps: Sequence[str]) -> dict[str, list[str]]:
     if len(set(hyps)) < len(hyps):
         raise ConfigError("the same HYP is given twice; a comparison needs different ones.")
-    return {name: _lines(name) for name in hyps}
+    systems = {name: _lines(name) for name in hyps}
+    for name, lines in systems.items():
+        if any(lines) and all("\t" in line for line in lines if line):
+            raise DataError(
+                f"{name} is a table, with TABs in all of its lines; give the text alone, e.g. of nmt translate "
+                f"--scores or --n-best: cut -f 4 {name} > NEW"
+            )
+    return systems
 
 
 def _lines(name: str) -> list[str]:

@@ -67,6 +67,12 @@ def read_given(name: str, files: tuple[Path, ...], normaliser: Normaliser) -> Gi
                 "a held-out set is taken as it is, so mend the file."
             )
         found = [tuple(row) for row in cells if row]
+    blank = next((number for number, row in enumerate(found, 1) if not (row[0].strip() and row[1].strip())), None)
+    if blank:
+        raise DataError(
+            f"clean.{name}: {where}, line {blank} has a side without text, which can be neither translated nor "
+            "matched; a held-out set is taken as it is, so take the line out."
+        )
     if tuple(is_han_side(row[side] for row in found) for side in (0, 1)) != tuple(normaliser.han.values()):
         raise DataError(
             f"clean.{name}: the Chinese of {where} is not in the column where the sources have theirs; give the "
