@@ -6,6 +6,7 @@ first line, and everything else stays.
 """
 
 import contextlib
+import hashlib
 import io
 import json
 import os
@@ -85,6 +86,12 @@ def write_lines(path: str | Path, lines: Iterable[str]) -> None:
         with contextlib.suppress(OSError):
             if part != path:
                 part.unlink(missing_ok=True)
+
+
+def sha256_of(path: str | Path) -> str:
+    """SHA-256 of a file's content, in hex."""
+    with open(path, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 class _Stdout(io.FileIO):
