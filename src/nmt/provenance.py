@@ -1,7 +1,6 @@
 """What a run folder says of itself: its settings, what it was made from, its state, and who is in it now."""
 
 import fcntl
-import hashlib
 import json
 import logging
 import os
@@ -21,7 +20,7 @@ from typing import Any
 from nmt.config import Config, differences, from_dict, of_kind, to_dict
 from nmt.errors import CheckpointError, ConfigError
 from nmt.pipeline import read_json, what_changed
-from nmt.text import read_object, write_json
+from nmt.text import read_object, sha256_of, write_json
 
 log = logging.getLogger(__name__)
 
@@ -81,18 +80,19 @@ def identity(config: Config, paths: TrainPaths, init_from: Path | None = None) -
 
     `init_from` is the run whose final weights a training begins with.
     """
-
-    def sha256(path: Path) -> str:
-        with open(path, "rb") as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
-
     found = {
         "format": FORMAT,
         "settings": training_settings(config),
-        "reads": {name: sha256(path) for name, path in training_reads(config, paths).items()},
+        "reads": {name: sha256_of(path) for name, path in training_reads(config, paths).items()},
     }
     if init_from is not None:
-        found["init_from"] = {"run": str(init_from), "manifest": sha256(init_from / "final" / "manifest.json")}
+        manifest = init_from / "final" / "manifest.json"
+        try:
+            found["init_from"] = {"run": str(init_from), "manifest": sha256_of(manifest)}
+        except OSError as error:
+            raise CheckpointError(
+                f"--init-from: {manifest} cannot be read ({error.strerror}); name the folder of a finished run."
+            ) from error
     return found
 
 
