@@ -431,7 +431,8 @@ def test_the_stage_leaves_the_dropped_rows_in_the_corpus_folder_and_takes_them_a
     monkeypatch.chdir(tmp_path)
     raw = tmp_path / "data" / "mine" / "raw"
     raw.mkdir(parents=True)
-    words = ("clean", "--set", "data.corpus=mine", "--set", "clean.dev_size=5", "--set", "clean.test_size=5")
+    Path("mine.yaml").write_text("data: {corpus: mine}\nclean: {dev_size: 5, test_size: 5}\n")
+    words = ("clean", "-c", "mine.yaml")
     write_tsv(raw / "x.tsv", [BAD["ratio"]] * 300)
     ended = nmt(*words)
     assert ended.code == 1

@@ -158,7 +158,7 @@ def assign(left: Keys, right: Keys, pair: Keys, given: Mapping[str, GivenSet], s
         {"dev": unique[split.dev].tolist(), "test": unique[split.test].tolist()},
         len(sizes),
         int(sizes.max(initial=0)),
-        random_leak(a, b, settings.dev_size + settings.test_size, settings.seed),
+        random_leak(a, b, settings.dev_size + settings.test_size),
     )
 
 

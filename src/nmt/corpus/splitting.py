@@ -78,12 +78,25 @@ def split_groups(left: Keys, right: Keys, test_size: int, dev_size: int, seed: i
     return Split(groups, first[chosen[:test_size]], first[chosen[test_size:]], np.isin(groups, chosen))
 
 
-def random_leak(left: Keys, right: Keys, size: int, seed: int) -> tuple[float, float, float]:
-    """Of `size` rows drawn one by one, the share whose left, right, or either sentence is also in the other rows."""
-    drawn = np.zeros(len(left), dtype=bool)
-    drawn[np.random.default_rng(seed).permutation(len(left))[:size]] = True
-    if not drawn.any():
+def random_leak(left: Keys, right: Keys, size: int) -> tuple[float, float, float]:
+    """Of `size` rows drawn one by one, the share whose left, right, or either sentence is also in a row not drawn.
+
+    Expected shares, exactly: of a row that shares a sentence with c others, all c are drawn too with the probability
+    (size-1)/(n-1) * (size-2)/(n-2) * ..., c factors.
+    """
+    rows = len(left)
+    if not 0 < size < rows:
         return 0.0, 0.0, 0.0
-    in_left = np.isin(left[drawn], left[~drawn])
-    in_right = np.isin(right[drawn], right[~drawn])
-    return float(in_left.mean()), float(in_right.mean()), float((in_left | in_right).mean())
+    one, other = (np.unique(keys, return_inverse=True)[1].astype(np.int64) for keys in (left, right))
+    in_left, in_right, in_both = map(_sharing, (one, other, one * (other.max() + 1) + other))
+    drawn = np.arange(1, int((in_left + in_right).max()) + 1)
+    all_drawn = np.cumprod(np.maximum(size - drawn, 0) / np.maximum(rows - drawn, 1))
+    safe = np.concatenate([[1.0], all_drawn])
+    found = [float(1 - safe[others].mean()) for others in (in_left, in_right, in_left + in_right - in_both)]
+    return found[0], found[1], found[2]
+
+
+def _sharing(keys: Rows) -> Rows:
+    """For each row how many others have its key."""
+    _, inverse, counts = np.unique(keys, return_inverse=True, return_counts=True)
+    return (counts - 1)[inverse]
