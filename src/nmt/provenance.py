@@ -120,11 +120,15 @@ def unchanged(config: Config, paths: TrainPaths, init_from: Path | None = None) 
 
 def read_identity(run: Path) -> dict[str, Any]:
     """What decided the result of a run; raises CheckpointError if that cannot be read."""
-    found = read_object(run / "identity.json")
-    if found.get("format") != FORMAT:
-        raise CheckpointError(f"{run / 'identity.json'} has format {found.get('format')}, this nmt reads {FORMAT}")
-    if not all(isinstance(found.get(key), dict) for key in ("settings", "reads")):
-        raise CheckpointError(f"{run / 'identity.json'} lacks settings or reads")
+    path = run / "identity.json"
+    try:
+        found = read_object(path)
+        if found.get("format") != FORMAT:
+            raise CheckpointError(f"{path} has format {found.get('format')}, this nmt reads {FORMAT}")
+        if not all(isinstance(found.get(key), dict) for key in ("settings", "reads")):
+            raise CheckpointError(f"{path} lacks settings or reads")
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}; start over with nmt train --fresh, or give a --name.") from error
     return found
 
 
@@ -148,10 +152,7 @@ def open_run(
             for name in ("metrics.jsonl", "identity.json", "status.json", "stamp.json", "numerics.json"):
                 (run / name).unlink(missing_ok=True)
         if (run / "identity.json").exists():
-            try:
-                before = read_identity(run)
-            except CheckpointError as error:
-                raise CheckpointError(f"{error}; start over with --fresh, or give a --name.") from error
+            before = read_identity(run)
             _check_resumable(run, _conflicts(before, now), config.optim.max_steps)
             now = {**now, **{key: before[key] for key in ("init_from",) if key in before}}
             for line in differences(read_json(run / "numerics.json"), numerics):
