@@ -228,7 +228,9 @@ def test_more_steps_of_a_cosine_are_another_training(paths, tmp_path) -> None:
 def test_a_run_of_an_older_format_is_refused_in_one_line(paths, plain, tmp_path) -> None:
     run = copy_of(plain, tmp_path)
     (run / "identity.json").write_text('{"model": {}, "content": {}}')
-    with pytest.raises(checkpoint.CheckpointError, match=r"format None, this nmt reads 2; start over with nmt train --fresh"):
+    with pytest.raises(
+        checkpoint.CheckpointError, match=r"format None, this nmt reads 2; start over with nmt train --fresh"
+    ):
         train_model(settings(), at(paths, run), ALONE)
 
 
