@@ -144,11 +144,16 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON under a name of its own, then rename, so that several writers at once are harmless."""
+    """Write JSON as `write_bytes` does."""
+    write_bytes(path, (json.dumps(value, ensure_ascii=False, indent=2) + "\n").encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file under a name of its own, then rename, so that several writers at once are harmless."""
     part = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.part")
     try:
         with writing(path):
-            part.write_text(json.dumps(value, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+            part.write_bytes(content)
             os.replace(part, path)
     finally:
         with contextlib.suppress(OSError):
