@@ -220,15 +220,15 @@ class Overlay:
         return int(code) if tested == str(self.source / self.module) else 99
 
 
-def survivors(root: Path, module: Path, tests: Sequence[Path], some: Sequence[Mutant]) -> Iterator[Mutant]:
-    """Those of some mutants that pass the tests, in three times the CPU seconds of the module as it is."""
+def tried(root: Path, module: Path, tests: Sequence[Path], some: Sequence[Mutant]) -> Iterator[tuple[Mutant, bool]]:
+    """Each of some mutants, and whether it passes the tests in three times the CPU seconds of the module as it is."""
     source = (root / "src" / module).read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory() as folder:
         overlay, before, begin = Overlay(root, module, tests, Path(folder)), _cpu_of_children(), time.monotonic()
         if not overlay.passes(source, 600, 3600):
             sys.exit(f"{module}: its tests fail without any change")
         limits = 2 + math.ceil(3 * (_cpu_of_children() - before)), 60 + 20 * (time.monotonic() - begin)
-        yield from (mutant for mutant in some if overlay.passes(mutant.source, *limits))
+        yield from ((mutant, overlay.passes(mutant.source, *limits)) for mutant in some)
 
 
 def _cpu_of_children() -> float:
@@ -251,15 +251,20 @@ def main(words: Sequence[str] | None = None) -> None:
     for name in given.modules or TESTS:
         path, tests = Path("nmt") / f"{name}.py", [ROOT / "tests" / f"{test}.py" for test in TESTS[name]]
         some = mutants((ROOT / "src" / path).read_text(encoding="utf-8"))
+        total = len(some)
         if given.only:
             some = [mutant for mutant in some if mutant.number in given.only]
         elif not given.all:
-            some = sorted(random.Random(given.seed).sample(some, min(given.sample, len(some))))
-        killed = len(some)
-        for mutant in survivors(ROOT, path, tests, some):
-            killed -= 1
-            print(f"{name} {mutant.number}, line {mutant.line}\n{mutant.diff}", flush=True)
-        print(f"{name}: {killed} of {len(some)} killed ({killed / len(some):.1%})", flush=True)
+            # In the order of the draw: a run that is broken off has tried a smaller sample.
+            some = random.Random(given.seed).sample(some, min(given.sample, len(some)))
+        counts = [0, 0]
+        try:
+            for mutant, survives in tried(ROOT, path, tests, some):
+                counts[survives] += 1
+                if survives:
+                    print(f"{name} {mutant.number}, line {mutant.line}\n{mutant.diff}", flush=True)
+        finally:
+            print(f"{name}: {counts[0]} of {sum(counts)} killed, of {total} mutants", flush=True)
 
 
 if __name__ == "__main__":

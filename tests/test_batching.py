@@ -145,6 +145,7 @@ def test_every_process_takes_equally_many_micro_batches_and_none_is_lost(count, 
     parts = [np.array([i]) for i in range(count or 1)]
     shares = [share(parts, rank, size) for rank in range(size)]
     assert len({len(one) for one in shares}) == 1
+    assert {number for one in shares for number, _ in one if number < 0} <= {-1}
     taken = [number for one in shares for number, _ in one if number >= 0]
     assert sorted(taken) == list(range(len(parts)))
     assert all(np.array_equal(part, parts[max(number, 0)]) for one in shares for number, part in one)
@@ -194,6 +195,11 @@ def test_a_pair_longer_than_the_limit_is_alone():
     src, tgt = np.array([3, 900, 3, 3]), np.array([3, 3, 3, 3])
     assert [1] in [part.tolist() for part in cut(np.arange(4), src, tgt, 100, 1)]
     assert [1] in [update.tolist() for update in plan_updates(src, tgt, 100, 1, 0)]
+
+
+def test_a_pair_longer_than_the_limit_leaves_the_others_together():
+    src = np.array([3] * 100 + [900])
+    assert sorted(map(len, cut(np.arange(101), src, src, 500, 1))) == [1, 100]
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3, 8])
@@ -265,4 +271,5 @@ def test_the_batches_of_translation_are_a_multiple_of_the_processes_where_they_s
     assert len(batches([5] * 3 * FEWEST, 1, 10**6, 4)) == 3, "no batch becomes smaller than that for it"
     assert len(batches([5] * 10, 1, 5, 4)) == 10
     assert batches([], 4, 100) == []
+    assert len(batches([1] * 10, 1, 10)) == 1
     assert batches([0, 0], 1, 1) == [[0], [1]], "an empty line takes a place, too"

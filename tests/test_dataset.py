@@ -224,6 +224,7 @@ def test_a_cut_file_and_another_format_are_refused(folders, tmp_path):
     "change",
     [
         {"languages": [1, 2]},
+        {"languages": ["en", 2]},
         {"languages": ["en"]},
         {"vocab_size": [320, "320"]},
         {"vocab_size": 320},
@@ -271,6 +272,16 @@ def test_files_that_do_not_belong_together_are_refused(folders, tmp_path, name, 
     out = encoded(folders, tmp_path / "e")
     rewritten(out, name, change)
     with pytest.raises(DataError, match=message):
+        open_dataset(out, "train", "en", "zh")
+
+
+@pytest.mark.parametrize("name", ["train.en.ids", "train.zh.ids", "train.zh.offsets", "train.rows"])
+def test_a_single_wrong_bit_is_found(folders, tmp_path, name):
+    out = encoded(folders, tmp_path / "e")
+    raw = bytearray((out / name).read_bytes())
+    raw[len(raw) // 2] ^= 1
+    (out / name).write_bytes(raw)
+    with pytest.raises(DataError, match=rf"{name} is not what was written .*run nmt encode again"):
         open_dataset(out, "train", "en", "zh")
 
 

@@ -2,6 +2,8 @@
 
 import itertools
 import math
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -100,6 +102,29 @@ def test_an_update_moves_each_weight_by_its_learning_rate_at_most(data):
     assert max(moved) == pytest.approx(rate, rel=1e-2), "the first step of Adam is the sign of the gradient"
 
 
+def test_a_gradient_is_clipped_to_its_norm_and_zero_clips_nothing(data):
+    norms = {}
+    for clip in ("0", "0.01"):
+        trainer = build("model.dropout=0", f"optim.clip_norm={clip}")
+        before = train_step(trainer, data, np.arange(20), 1).grad_norm.item()
+        norms[clip] = before, math.hypot(*(p.grad.norm().item() for p in trainer.model.parameters()))
+    assert norms["0"] == pytest.approx((norms["0.01"][0],) * 2)
+    assert norms["0.01"][1] == pytest.approx(0.01, rel=1e-3)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite_moves_nothing(data, monkeypatch, value):
+    trainer, loss_of = build(), step.label_smoothed_loss
+    train_step(trainer, data, np.arange(20), 1)
+    before = [p.detach().clone() for p in trainer.model.parameters()]
+    monkeypatch.setattr(step, "label_smoothed_loss", lambda *a: (loss_of(*a)[0] * value, loss_of(*a)[1]))
+    stats = train_step(trainer, data, np.arange(20), 2)
+    assert stats.skipped.item() == 1
+    assert not math.isfinite(stats.grad_norm.item())
+    assert all(torch.equal(p, old) for p, old in zip(trainer.model.parameters(), before, strict=True))
+    assert {state["step"].item() for state in trainer.optimizer.state.values()} == {1}
+
+
 class Alone:
     """The first of two processes, whose gradients DDP would halve: the other one has nothing to add."""
 
@@ -135,6 +160,42 @@ def test_of_two_processes_one_computes_its_share_and_counts_a_borrowed_micro_bat
     stats = train_step(trainer, data, update[:1], 1)  # one micro-batch, which is the other's
     assert (stats.loss.item(), stats.nll.item()) == (0, 0)
     assert all(not p.grad.any() for p in trainer.model.parameters())
+
+
+def test_gradients_are_exchanged_in_the_last_micro_batch_alone(data, monkeypatch):
+    inside, seen, forward = [], [], step.TrainingModel.forward
+
+    @step.contextlib.contextmanager
+    def no_sync():
+        inside.append(True)
+        yield
+        inside.pop()
+
+    def looking(self, *ids):
+        seen.append(bool(inside))
+        return forward(self, *ids)
+
+    monkeypatch.setattr(step, "parallelize", lambda model, world: model)
+    monkeypatch.setattr(step.TrainingModel, "no_sync", lambda self: no_sync(), raising=False)
+    monkeypatch.setattr(step.TrainingModel, "forward", looking)
+    trainer = build(world=Alone())
+    parts = step.micro_batches(trainer, data, np.arange(40))
+    train_step(trainer, data, np.arange(40), 1)
+    assert len(parts) % 2 == 0
+    assert seen == [True] * (len(parts) // 2 - 1) + [False]
+
+
+def test_several_processes_exchange_gradients_once_before_the_first_step(data, monkeypatch):
+    """DDP orders its buckets anew after that, and sums of more than two numbers depend on their order."""
+    passes = []
+    monkeypatch.setattr(step, "parallelize", lambda model, world: model)
+    monkeypatch.setattr(Trainer, "alone", lambda self: step.contextlib.nullcontext())
+    monkeypatch.setattr(step, "_pass", lambda trainer, data, pairs: passes.append(trainer.world.size))
+    two = Alone()
+    two.sum = list
+    for world in (ALONE, two):
+        rehearse(build(world=world), data)
+    assert passes == [1, 2, 2]
 
 
 def test_dropout_draws_other_masks_in_each_micro_batch_step_and_seed(data, monkeypatch):
@@ -243,18 +304,57 @@ def test_the_largest_micro_batch_takes_the_most_memory_of_all_that_are_alike(tok
         assert len(found) == 1 or batching.area(src[found], tgt[found]) <= min(tokens, update)
 
 
+def test_an_update_tells_where_it_is_and_with_which_lines(data):
+    told = []
+
+    class Listening(step.Nowhere):
+        def __call__(self, doing, rows=(), step=None):
+            told.append((doing, list(rows), step))
+
+    trainer = Trainer.build(settings("train.device_tokens=40"), ALONE, (340, 340), Listening())
+    parts = step.micro_batches(trainer, data, np.arange(20))
+    train_step(trainer, data, np.arange(20), 7)
+    assert told == [
+        (f"{name} pass of micro-batch {turn} of {len(parts)}", data.rows[pairs].tolist(), 7)
+        for turn, pairs in enumerate(parts, 1)
+        for name in ("forward", "backward")
+    ]
+
+
 @pytest.mark.parametrize(("fits", "found"), [(10**6, 150), (149, 112), (112, 112), (111, 84), (63, 63), (62, 47)])
-def test_auto_takes_three_quarters_until_it_fits(data, monkeypatch, fits, found):
+def test_auto_takes_three_quarters_until_it_fits_and_says_so(data, monkeypatch, caplog, fits, found):
     def passing(trainer, data, pairs):
         if trainer.device_tokens > fits:
             raise MemoryError
 
     monkeypatch.setattr(step, "_pass", passing)
-    assert rehearse(build("train.device_tokens=auto"), data).device_tokens == found
+    with caplog.at_level("INFO"):
+        assert rehearse(build("train.device_tokens=auto"), data).device_tokens == found
+    assert f"train.device_tokens is {found}, the largest that fits" in caplog.text
 
 
-def test_auto_gives_up_where_the_longest_pair_would_be_cut(monkeypatch):
-    data = of_lengths([3, 84, 4], [5, 2, 1])
+@pytest.mark.parametrize(("tokens", "found"), [("auto", 84), ("112", 112)])
+def test_auto_leaves_a_tenth_of_a_gpu_to_spare_and_a_limit_that_was_set_does_not(data, monkeypatch, tokens, found):
+    now, resets = [], []
+    gpu = SimpleNamespace(rank=0, size=1, device=torch.device("cuda"), leads=True, sum=list)
+    trainer = replace(build(f"train.device_tokens={tokens}"), world=gpu)
+    # As much of 100 is reserved as in a GPU where 84 tokens take 90 of it.
+    reserved = {150: 99, 112: 91, 84: 90, 63: 50}
+    monkeypatch.setattr(step, "_pass", lambda trainer, data, pairs: now.append(reserved[trainer.device_tokens]))
+    for name, answer in (
+        ("get_device_properties", lambda device: SimpleNamespace(total_memory=100)),
+        ("max_memory_reserved", lambda device: now[-1]),
+        ("reset_peak_memory_stats", lambda device: resets.append(device)),
+        ("empty_cache", lambda: resets.append("cache")),
+    ):
+        monkeypatch.setattr(step.torch.cuda, name, answer)
+    assert rehearse(trainer, data).device_tokens == found
+    assert resets == [gpu.device, "cache"] * len(now), "nothing of one try is left for the next"
+
+
+@pytest.mark.parametrize(("src", "tgt"), [([3, 84, 4], [5, 2, 1]), ([5, 2, 1], [84, 3, 4])])
+def test_auto_gives_up_where_the_longest_pair_would_be_cut(monkeypatch, src, tgt):
+    data = of_lengths(src, tgt)
     seen = []
 
     def failing(trainer, data, pairs):
@@ -269,6 +369,16 @@ def test_auto_gives_up_where_the_longest_pair_would_be_cut(monkeypatch):
     with pytest.raises(OutOfMemory):
         rehearse(build("train.device_tokens=100"), data)
     assert seen == [100], "a limit that was set stays"
+
+
+def test_a_rehearsal_leaves_neither_gradients_nor_other_weights_nor_other_random_numbers(data):
+    trainer = build()
+    before, _ = [p.detach().clone() for p in trainer.model.parameters()], torch.manual_seed(7)
+    expected, _ = torch.rand(3), torch.manual_seed(7)
+    rehearse(trainer, data)
+    assert torch.equal(torch.rand(3), expected)
+    assert all(p.grad is None for p in trainer.model.parameters())
+    assert all(torch.equal(p, old) for p, old in zip(trainer.model.parameters(), before, strict=True))
 
 
 def test_the_rehearsal_holds_adams_moments_that_are_still_to_come(data, monkeypatch):

@@ -344,6 +344,17 @@ def test_weights_of_another_shape_or_without_the_vocabulary_are_refused(paths, f
         resume(wide, tmp_path, finished.run)
 
 
+def test_weights_are_taken_with_their_own_vocabulary_alone(finished, tmp_path):
+    trainer, mine = Trainer.build(settings(), ALONE, (340, 340)), tmp_path / "tokenizer" / "joint.model"
+    mine.parent.mkdir()
+    mine.write_bytes((finished.run / "tokenizer" / "joint.model").read_bytes())
+    assert resume(trainer, tmp_path, finished.run) == Progress()
+    assert equal(dict(trainer.model.state_dict()), checkpoint.load(finished.run / "final")[0])
+    mine.write_bytes(b"another")
+    with pytest.raises(CheckpointError, match="has another vocabulary"):
+        resume(trainer, tmp_path, finished.run)
+
+
 def test_a_training_says_what_it_goes_on_from_and_that_it_is_finished(paths, finished, caplog):
     with caplog.at_level(logging.INFO):
         train_model(settings(*FINISHED), finished, ALONE)

@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -76,6 +76,29 @@ def test_the_first_sentences_of_the_dev_set_are_translated_without_dropout_and_s
     assert hyps == expected[:sentences]
     assert score == 12.5
     assert asked == [(hyps, [[ref] for ref in dev.tgt[:sentences]], "zh")]
+
+
+def test_two_processes_translate_a_share_each_and_both_know_all(dev, weights_by_age):
+    trainer, told = trainer_with(weights_by_age[1], "translate.batch_tokens=40"), {}
+    alone = translate_dev(trainer, dev, 9)
+    for _ in ("what each has to say", "and what each hears"):
+        found = []
+        for rank in (0, 1):
+            world = SimpleNamespace(rank=rank, size=2, device=ALONE.device, leads=rank == 0, from_leader=list)
+            world.gather = lambda data, rank=rank: told.update({rank: data}) or [told.get(r, b"[]") for r in (0, 1)]
+            try:
+                found.append(translate_dev(replace(trainer, world=world), dev, 9))
+            except Exception:
+                assert len(told) < 2, "not even now"
+    assert [hyps for _, hyps in found] == [alone[1], alone[1]]
+    assert [score for score, _ in found] == [alone[0], 0.0], "the first one scores for all"
+    tasks = [[number for number, _ in json.loads(told[rank])] for rank in (0, 1)]
+    assert tasks[0]
+    assert not set(tasks[0]) & set(tasks[1])
+
+
+def test_a_new_training_has_done_nothing():
+    assert not any(asdict(Progress()).values())
 
 
 @pytest.fixture
@@ -178,6 +201,7 @@ def test_the_final_model_has_the_lower_loss_on_the_dev_set(dev, weights_by_age, 
     trainer.model.load_state_dict(expected)
     assert state["dev_scores"][made_of] == pytest.approx(-dev_loss(trainer, dev.data)[0], rel=1e-5)
     assert f"{state['dev_scores'][made_of]:.2f}" in notes.said[0]
+    assert "minus the loss on the whole dev set" in notes.said[0]
 
 
 @pytest.mark.parametrize(("average", "best"), [(3.0, 4.0), (4.0, 3.0), (3.0, 3.0)])
@@ -192,7 +216,9 @@ def test_the_final_model_has_the_higher_bleu_on_the_whole_dev_set(
         return (average if averaged else best), []
 
     monkeypatch.setattr(validation, "translate_dev", scored)
-    choose_final(trainer_with(weights_by_age[1]), run, dev, Progress(step=20, best_step=1_234), Notes())
+    notes = Notes()
+    choose_final(trainer_with(weights_by_age[1]), run, dev, Progress(step=20, best_step=1_234), notes)
+    assert "BLEU on the whole dev set" in notes.said[0]
     weights, state = checkpoint.load(run / "final")
     assert sentences == [9, 9]
     assert state["dev_scores"] == {"average of 2": average, "best (step 1,234)": best}
