@@ -117,7 +117,7 @@ def test_two_tables_are_told_when_they_are_read_where_their_names_say_nothing(em
     Path("data/cmn/raw").mkdir(parents=True)
     rows = "".join(f"Number {n}.\t第{n}号。\n" for n in range(60))
     Path("data/cmn/raw/x.tsv").write_text(rows, encoding="utf-8")
-    words = ["--set", "clean.test=[a.txt, b.txt]", "--set", "clean.dev=[a.txt, b.txt]"]
+    words = ["-c", "cmn", "--set", "clean.test=[a.txt, b.txt]", "--set", "clean.dev=[a.txt, b.txt]"]
     ended = nmt_process("clean", *words, cwd=empty_folder / "here")
     assert ended.code == 1
     assert "name each tab-separated file alone" in ended.told

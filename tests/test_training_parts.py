@@ -55,6 +55,7 @@ def test_a_report_has_the_means_over_its_steps_and_tokens(clock):
             "ppl": math.exp(3),
             "learning_rate": 0.2,
             "grad_norm": 2.0,
+            "steps": 2,
             "tokens_per_second": 90 / 6,
             "padding": 0.15,
             "seconds_data": 1.5,
@@ -85,10 +86,11 @@ def test_time_that_went_into_something_else_is_no_time_of_steps(clock):
     meter = Meter(ALONE, "float32")
     meter.add(stats(1.0, 1.0, 1.0, 10))
     clock[0] += 6
-    meter.restart()  # too late: the steps before it are not reported yet
+    with meter.paused():  # Before the steps are reported,
+        clock[0] += 50
     assert meter.report()["tokens_per_second"] == 5
-    clock[0] += 100
-    meter.restart()
+    with meter.paused():  # or after that.
+        clock[0] += 100
     meter.add(stats(1.0, 1.0, 1.0, 10))
     clock[0] += 3
     assert meter.report()["tokens_per_second"] == 10
@@ -125,7 +127,7 @@ def test_updates_are_those_of_the_plan_of_each_epoch_from_where_the_training_is(
     expected = [(epoch, n + 1, pairs.tolist()) for epoch, plan in enumerate(plans) for n, pairs in enumerate(plan)]
 
     def taken(progress: Progress, count: int) -> list:
-        found = islice(updates(config, paths, tokenizers, progress), count)
+        found = islice(updates(config, paths, data, tokenizers, progress), count)
         return [(*place, pairs.tolist()) for _, pairs, place in found]
 
     assert taken(Progress(), len(expected)) == expected
@@ -138,7 +140,9 @@ def test_bpe_dropout_cuts_the_text_anew_in_each_epoch_and_lines_keep_their_pairs
     config, tokenizers = settings("bpe.dropout=0.3"), load_tokenizers(paths.bpe, "en", "zh")
     english, chinese = (read_lines(paths.clean / f"train.{language}") for language in ("en", "zh"))
     seen = {}
-    for data, _, (epoch, _) in updates(config, paths, tokenizers, Progress()):
+    for data, _, (epoch, _) in updates(
+        config, paths, open_dataset(paths.encode, "train", "en", "zh"), tokenizers, Progress()
+    ):
         if epoch == 3:
             break
         seen[epoch] = data
@@ -148,7 +152,8 @@ def test_bpe_dropout_cuts_the_text_anew_in_each_epoch_and_lines_keep_their_pairs
             assert tokenizers[1].decode([data.tgt[i].tolist()]) == [chinese[data.rows[i]]]
     assert len({tuple(data.src.ids.tolist()) for data in seen.values()}) == 3
     assert len({tuple(data.tgt.ids.tolist()) for data in seen.values()}) == 3
-    data, _, _ = next(updates(settings("bpe.dropout=0.3", "optim.seed=9"), paths, tokenizers, Progress()))
+    plain = open_dataset(paths.encode, "train", "en", "zh")
+    data, _, _ = next(updates(settings("bpe.dropout=0.3", "optim.seed=9"), paths, plain, tokenizers, Progress()))
     assert not np.array_equal(data.src.ids, seen[0].src.ids)
 
 
@@ -156,7 +161,7 @@ def test_sampled_pieces_are_never_more_than_a_sentence_may_have(paths):
     tokenizers, plain = load_tokenizers(paths.bpe, "en", "zh"), open_dataset(paths.encode, "train", "en", "zh")
     most = int(max(plain.src.lengths.max(), plain.tgt.lengths.max()))
     config = settings("bpe.dropout=0.9", f"encode.max_tokens={most}")
-    data, _, _ = next(updates(config, paths, tokenizers, Progress()))
+    data, _, _ = next(updates(config, paths, open_dataset(paths.encode, "train", "en", "zh"), tokenizers, Progress()))
     assert max(data.src.lengths.max(), data.tgt.lengths.max()) <= most
 
 
