@@ -181,16 +181,16 @@ def write_sets(
     with ExitStack() as stack:
         train = [stack.enter_context(open(out / f"train.{ending}", "wb")) for ending in endings]
         for index, row in enumerate(kept_rows(kept)):
-            match roles.role[index]:
-                case 0:  # TRAIN
-                    for stream, text in zip(train, (*row.sides, row.attribution), strict=False):
-                        stream.write(text.encode() + b"\n")
-                case 1:  # DUPLICATE
-                    yield row, "duplicate"
-                case 2:  # HELD_OUT
-                    yield row, "held_out"
-                case _:
-                    aside[index] = row
+            role = roles.role[index]
+            if role == TRAIN:
+                for stream, text in zip(train, (*row.sides, row.attribution), strict=False):
+                    stream.write(text.encode() + b"\n")
+            elif role == DUPLICATE:
+                yield row, "duplicate"
+            elif role == HELD_OUT:
+                yield row, "held_out"
+            else:
+                aside[index] = row
     used: set[int] = set()
     for name in HELD_OUT_SETS:
         if given:
