@@ -14,7 +14,7 @@ import tempfile
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 
 class Ended(NamedTuple):
@@ -32,9 +32,12 @@ def forked(
     seconds: int = 600,
 ) -> Ended:
     """Call `action` in a child, which may write files of `largest_file` bytes at most."""
-    with tempfile.TemporaryFile() as told:
-        child = _start(action, told.fileno(), largest_file, folder, seconds)
-        return _ended(child, told)
+    reading, writing = os.pipe()  # Not a file, which would have `largest_file` bytes at most as well.
+    child = _start(action, writing, largest_file, folder, seconds)
+    os.close(writing)
+    with open(reading, encoding="utf-8", errors="replace") as stream:
+        told = stream.read()
+    return Ended(_code(child), told)
 
 
 def forked_world(size: int, action: Callable[[int], object], seconds: int = 120) -> list[Ended]:
@@ -49,13 +52,15 @@ def forked_world(size: int, action: Callable[[int], object], seconds: int = 120)
 
     files = [tempfile.TemporaryFile() for _ in range(size)]  # noqa: SIM115  Not pipes, which may fill.
     children = [_start(lambda rank=rank: at(rank), files[rank].fileno(), None, None, seconds) for rank in range(size)]
-    return [_ended(child, file) for child, file in zip(children, files, strict=True)]
+    codes = [_code(child) for child in children]
+    for file in files:
+        file.seek(0)
+    told = [file.read().decode("utf-8", errors="replace") for file in files]
+    return [Ended(code, text) for code, text in zip(codes, told, strict=True)]
 
 
-def _ended(child: int, told: IO[bytes]) -> Ended:
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    told.seek(0)
-    return Ended(code, told.read().decode("utf-8", errors="replace"))
+def _code(child: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def _start(action: Callable[[], object], told: int, largest_file: int | None, folder: Path | None, seconds: int) -> int:

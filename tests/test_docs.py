@@ -230,6 +230,20 @@ def test_every_file_of_the_project_that_a_page_names_exists(page: str) -> None:
             assert any((ROOT / home / span).is_file() for home in HOMES), f"{page}: {span}"
 
 
+def test_every_test_that_the_page_of_reliability_names_exists() -> None:
+    there = {
+        node.name
+        for path in (ROOT / "tests").glob("test_*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef)
+    }
+    named = [span for span in spans("docs/reliability.md") if re.fullmatch(r"test_\w+(\.\.\.)?", span)]
+    assert len(named) > 50
+    for span in named:
+        start = span.removesuffix("...")
+        assert span in there or (start != span and any(name.startswith(start) for name in there)), span
+
+
 def anchors(page: str) -> set[str]:
     """The names that the headings of a page have as link targets."""
     heads = re.findall(r"^#+ (.+)$", prose(page), re.M)

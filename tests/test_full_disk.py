@@ -113,7 +113,8 @@ def resize(disk: Path, room: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("stage", "shares"),
-    [("clean", 5), ("bpe", 4), ("encode", 4), ("train", 4), ("translate", 2), ("eval", 2)],
+    # The last two write a page or two; of what is needed the hashes that are remembered may be left out.
+    [("clean", 5), ("bpe", 4), ("encode", 4), ("train", 4), ("translate", 1), ("eval", 1)],
 )
 def test_a_disk_that_fills_at_any_point_of_a_stage_is_told_in_one_line(walked_street, small_disk, stage, shares):
     folder = without(walked_street, small_disk / "street", stage)

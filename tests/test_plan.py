@@ -15,13 +15,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from typer.testing import CliRunner
 
-from nmt import loss, plan
+from nmt import launch, loss, plan, stages, training
 from nmt.cli import app
 from nmt.config import Config, ModelConfig, TranslateConfig, load
 from nmt.distributed import World, choose_device
 from nmt.model import Transformer
 from nmt.optimizer import learning_rate
 from nmt.plan import Data, activation_bytes, cache_bytes, cpu_warning, make_plan, peak_rate, plan_lines
+from nmt.provenance import TrainPaths
 from nmt.sizes import parameters, peak_flops, training_flops
 from nmt.step import Trainer
 
@@ -289,7 +290,7 @@ def write_meta(folder: Path, pairs: int) -> Path:
 
 
 def test_a_training_that_takes_a_cpu_days_is_warned_of_with_its_hours(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(plan, "has_gpu", lambda devices: False)
+    monkeypatch.setattr(launch, "has_gpu", lambda devices: False)
     monkeypatch.setattr(plan, "cores", lambda: 2)
     folder = write_meta(tmp_path, 30_000)
     said = cpu_warning(load("base"), folder, "auto")
@@ -308,16 +309,30 @@ def test_a_training_that_takes_a_cpu_days_is_warned_of_with_its_hours(tmp_path: 
 
 
 def test_a_short_training_or_one_on_a_gpu_is_not_warned_of(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(plan, "has_gpu", lambda devices: False)
+    monkeypatch.setattr(launch, "has_gpu", lambda devices: False)
     monkeypatch.setattr(plan, "cores", lambda: 2)
     folder = write_meta(tmp_path, 30_000)
     assert cpu_warning(load("demo"), folder, "cpu") is None
     assert cpu_warning(load("cmn-small"), folder, "cpu") is None
     assert cpu_warning(load("base"), folder, "cuda:1") is None
     assert cpu_warning(load("base"), folder, "mps") is None
-    monkeypatch.setattr(plan, "has_gpu", lambda devices: True)
+    monkeypatch.setattr(launch, "has_gpu", lambda devices: True)
     assert cpu_warning(load("base"), folder, "auto") is None
     assert cpu_warning(load("base"), folder, "cpu") is not None
     for content in ("", "[]", "{}", '{"languages": ["en", "zh"], "vocab_size": [1, 2], "splits": {"train": {}}}'):
         (tmp_path / "meta.json").write_text(content)
         assert cpu_warning(load("base"), tmp_path, "cpu") is None
+
+
+@pytest.mark.parametrize(("rank", "warnings"), [("0", 1), ("1", 0)])
+def test_the_warning_comes_once_and_from_the_process_that_trains(tmp_path, monkeypatch, caplog, rank, warnings) -> None:
+    monkeypatch.setattr(plan, "cpu_warning", lambda config, encode, device: "long")
+    monkeypatch.setattr(training, "train_model", lambda *_, **options: None)
+    monkeypatch.setenv("RANK", rank)
+    paths = TrainPaths(clean=tmp_path, bpe=tmp_path, encode=tmp_path, run=tmp_path)
+    (tmp_path / "dev.zh").write_text("你好。\n", encoding="utf-8")
+    # As the process does that starts others.
+    stages._train(load("demo"), paths, lambda config, paths: None, tmp_path)
+    assert not caplog.messages
+    stages.train_here(load("demo"), paths, device="cpu")
+    assert caplog.messages == ["train: long"] * warnings

@@ -81,8 +81,8 @@ def save_another(checkpoints: Path) -> None:
 
 
 def reads_wrong_bytes(run: Path) -> None:
-    honest = checkpoint._sha256
-    checkpoint._sha256 = lambda path: "0" * 64 if "step-00000010/model" in str(path) else honest(path)
+    honest = checkpoint.sha256_of
+    checkpoint.sha256_of = lambda path: "0" * 64 if "step-00000010/model" in str(path) else honest(path)
 
 
 def loads_another_step(run: Path) -> None:
@@ -357,13 +357,13 @@ def test_a_digest_sees_every_bit_name_type_and_shape_and_not_the_layout():
 
 @pytest.mark.parametrize("local_rank", [0, 1])
 def test_the_training_set_is_hashed_once_and_by_one_process_of_a_machine(paths, tmp_path, monkeypatch, local_rank):
-    honest, hashed = dataset._sha256, []
+    honest, hashed = dataset.sha256_of, []
 
     def counting(path: Path) -> str:
         hashed.append(path.name)
         return honest(path)
 
-    monkeypatch.setattr(dataset, "_sha256", counting)
+    monkeypatch.setattr(dataset, "sha256_of", counting)
     training.train_model(
         settings("optim.max_steps=2"), at(paths, tmp_path / "run"), replace(ALONE, local_rank=local_rank)
     )

@@ -82,11 +82,7 @@ def _on_dev(config: Config, run: Path, device: str) -> tuple[Trainer, DevSet]:
     """A trainer and the dev set that the run was trained with."""
     facts = read_object(run / "provenance.json")
     paths = TrainPaths(run=run, **{name: Path(str(facts.get(name))) for name in ("clean", "bpe", "encode")})
-    try:
-        same = unchanged(config, paths)
-    except OSError:
-        same = False
-    if not same:
+    if not unchanged(config, paths):
         raise DataError(
             f"the dev set that {run} was trained with is not in {paths.encode} any more, so the average can't be "
             "compared with its final model. nmt run makes the data again; --force replaces without a comparison, "

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from nmt.config import Config
 from nmt.errors import CheckpointError, free_bytes
 from nmt.model import Transformer
-from nmt.text import read_object
+from nmt.text import read_object, sha256_of
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ def save(
         if optimizer is not None:
             save_file(dict(optimizer), part / OPTIMIZER)
         (part / STATE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
-        hashes = {path.name: _sha256(path) for path in sorted(part.iterdir())}
+        hashes = {path.name: sha256_of(path) for path in sorted(part.iterdir())}
         for name in hashes:
             _sync(part / name)
         (part / MANIFEST).write_text(json.dumps(hashes, indent=2) + "\n", encoding="utf-8")
@@ -98,11 +98,6 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
 # ── reading ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -131,7 +126,7 @@ def _check(folder: Path) -> None:
         raise CheckpointError(f"{folder / OPTIMIZER} is not in {MANIFEST}")
     for name, expected in hashes.items():
         try:
-            found = _sha256(folder / name)
+            found = sha256_of(folder / name)
         except OSError as error:
             raise CheckpointError(f"{folder / name} cannot be read ({error.strerror})") from error
         if found != expected:
@@ -277,7 +272,7 @@ def average(checkpoints: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 def manifest_hash(folder: Path) -> str:
     """SHA-256 of a checkpoint's manifest, and so of all that is in the checkpoint."""
     try:
-        return _sha256(_standing(folder) / MANIFEST)
+        return sha256_of(_standing(folder) / MANIFEST)
     except OSError as error:
         raise CheckpointError(f"{folder / MANIFEST} cannot be read ({error.strerror})") from error
 

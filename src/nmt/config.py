@@ -354,7 +354,7 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:
-    """What decides the result of a training."""
+    """The loss, the optimizer and its learning rate, and how large an update is and how many there are."""
 
     batch_tokens: int = 25_000
     """Real tokens on either side of one update, over all processes (Vaswani et al. 2017, section 5.1)."""
@@ -504,9 +504,9 @@ class EvalConfig:
     metrics: tuple[str, ...] = ("bleu", "chrf")
     """Scores by sacreBLEU: bleu, chrf, ter."""
     bootstrap: int = 1000
-    """Resamplings for the 95 % interval; 0 leaves it out."""
+    """Resamplings for the 95 % interval, and exchanges for the p of a comparison; 0 leaves both out."""
     seed: int = 12345
-    """Seed of the resampling."""
+    """Seed of both."""
 
     def __post_init__(self) -> None:
         unknown = [metric for metric in self.metrics if metric not in ("bleu", "chrf", "ter")]

@@ -5,7 +5,6 @@ vocabulary allows), each sentence with its eos, and `NAME.offsets`, where each b
 """
 
 import functools
-import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from nmt.batching import Numbers
 from nmt.config import EncodeConfig
 from nmt.errors import DataError, counted, told
 from nmt.symbols import EOS
-from nmt.text import lines_of
+from nmt.text import lines_of, sha256_of
 from nmt.tokenizer import Tokenizer, load_tokenizers
 
 FORMAT = 1
@@ -81,7 +80,7 @@ def encode_corpus(
         for split in SPLITS:
             counts = _encode_split(clean, split, tokenizers, settings.max_tokens, languages, out, bar.update)
             meta["splits"][split] = counts
-    meta["sha256"] = {path.name: _sha256(path) for path in sorted(out.iterdir())}
+    meta["sha256"] = {path.name: sha256_of(path) for path in sorted(out.iterdir())}
     meta["vocab_size"] = [len(tokenizer) for tokenizer in tokenizers]
     (out / "meta.json").write_text(json.dumps(meta, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     for split in ("train", "dev"):
@@ -153,11 +152,6 @@ def _windows(clean: Path, split: str, languages: Sequence[str]) -> Iterator[list
         yield window
 
 
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
 def table_of_counts(meta: dict[str, Any]) -> list[str]:
     """The counts of an encode folder as a table for the terminal: pairs, those that were too long, and tokens."""
     names = [f"{language} tokens" for language in meta["languages"]]
@@ -205,7 +199,7 @@ def open_dataset(folder: Path, split: str, src: str, tgt: str, *, verify: bool =
         if not verify:
             return folder / name
         try:
-            found = _sha256(folder / name)
+            found = sha256_of(folder / name)
         except OSError as error:
             raise DataError(f"cannot read {told(error, folder / name)}; run nmt encode again.") from error
         if found != meta["sha256"].get(name):

@@ -13,15 +13,17 @@ MOST_PARTS = 5
 """Different attributions of a test set that are told apart; more are people, not parts of a corpus."""
 
 
-def references(config: Config, clean: Path) -> list[list[str]]:
-    """All references of each line of the test set."""
-    return [row.split("\t") for row in read_lines(clean / f"test.refs.{config.data.tgt}")]
+def read_test_set(
+    config: Config, clean: Path, run: Path, allow_overlap: bool
+) -> tuple[list[str], list[list[str]], int]:
+    """The sources of the test set, all references of each line, and on how many lines the run was trained.
 
-
-def trained_on(config: Config, clean: Path, run: Path, allow_overlap: bool) -> int:
-    """How many lines of the test set the run was trained on; raises DataError if any, unless that is allowed."""
-    src = config.data.src
-    return check_unseen(run, src, read_lines(clean / f"test.{src}"), references(config, clean), allow_overlap)
+    Raises DataError if it was trained on any, unless that is allowed.
+    """
+    src, tgt = config.data.src, config.data.tgt
+    srcs = read_lines(clean / f"test.{src}")
+    refs = [row.split("\t") for row in read_lines(clean / f"test.refs.{tgt}")]
+    return srcs, refs, check_unseen(run, src, srcs, refs, allow_overlap)
 
 
 def evaluate_test(
@@ -32,9 +34,8 @@ def evaluate_test(
     `trained_on` is how many lines `run` was trained on, which raises DataError unless it is allowed; `reference_form`
     is what `clean` says of references that are not in the form of the training text, or None.
     """
-    overlap = trained_on(config, clean, run, allow_overlap)
     src, tgt = config.data.src, config.data.tgt
-    srcs, refs = read_lines(clean / f"test.{src}"), references(config, clean)
+    srcs, refs, overlap = read_test_set(config, clean, run, allow_overlap)
     train = (read_lines(clean / f"train.{src}"), read_lines(clean / f"train.{tgt}"))
     result = evaluate(hyps, srcs, refs, tgt, config.eval, train)
     result["trained_on"] = overlap

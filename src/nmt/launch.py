@@ -50,11 +50,13 @@ def processes_for(device: str, batch_tokens: int) -> int:
     Each holds the whole model, so cores beyond MOST become threads. Known without torch, which takes seconds to load.
     Who sets OMP_NUM_THREADS wants threads, and gets one process; what a launcher started is one of its processes.
     """
-    on_gpu = device == "auto" and (sys.platform == "darwin" or has_gpu(Path("/dev")))
     told = "OMP_NUM_THREADS" in os.environ or "WORLD_SIZE" in os.environ
-    if on_gpu or device not in ("auto", "cpu") or told:
-        return 1
-    return max(1, min(cores(), MOST, batch_tokens // LEAST))
+    return 1 if told or not is_cpu(device) else max(1, min(cores(), MOST, batch_tokens // LEAST))
+
+
+def is_cpu(device: str) -> bool:
+    """Whether a training with this `--device` runs on a CPU, as far as that is known without torch."""
+    return device == "cpu" or (device == "auto" and sys.platform != "darwin" and not has_gpu(Path("/dev")))
 
 
 def has_gpu(devices: Path) -> bool:

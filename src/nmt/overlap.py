@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nmt.corpus import Normaliser, held_out_keys
-from nmt.errors import ConfigError, DataError, writing
-from nmt.text import read_lines
+from nmt.errors import ConfigError, DataError
+from nmt.text import read_lines, write_bytes
 
 log = logging.getLogger(__name__)
 
@@ -37,10 +37,7 @@ def keep_keys(clean: Path, languages: Sequence[str], run: Path, init_from: Path 
         path = run / FOLDER / f"{lang}.keys"
         sources = [clean / f"train.{lang}.keys", *([path] if path.exists() else [])]
         sources += [init_from / FOLDER / f"{lang}.keys"] if init_from is not None else []
-        with writing(path):
-            part = path.with_suffix(".part")
-            part.write_bytes(np.unique(np.concatenate([_read(source) for source in sources])).tobytes())
-            part.replace(path)
+        write_bytes(path, np.unique(np.concatenate([_read(source) for source in sources])).tobytes())
 
 
 def _read(path: Path) -> NDArray[np.uint64]:

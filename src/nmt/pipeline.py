@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from nmt.config import differences
 from nmt.errors import ConfigError, DataError, writing
-from nmt.text import write_json
+from nmt.text import sha256_of, write_json
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ def remembered_hashes(memory: Path) -> Iterator[ContentHash]:
         entry = known.get(place)
         if isinstance(entry, list) and entry[:-1] == facts:
             return str(entry[-1])
-        content = _sha256(path)
+        content = sha256_of(path)
         # A file that was written a moment ago may be written again with the same size within one tick of the clock.
         if time.time_ns() - max(found.st_mtime_ns, found.st_ctime_ns) > 2_000_000_000:
             known[place] = [*facts, content]
@@ -123,11 +123,6 @@ def remembered_hashes(memory: Path) -> Iterator[ContentHash]:
     if known != before and memory.parent.is_dir():
         with contextlib.suppress(OSError):
             write_json(memory, {place: entry for place, entry in known.items() if os.path.exists(place)})
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def make_stage(
@@ -337,7 +332,7 @@ def put_stamp(stage: Stage, folder: Path, seconds: float) -> None:
 def _contents(folder: Path, result: str) -> dict[str, str]:
     """The SHA-256 of each file of a stage's result."""
     files = [file for file in sorted((folder / result).rglob("*")) if file.is_file() and file.name != STAMP]
-    return {file.relative_to(folder).as_posix(): _sha256(file) for file in files}
+    return {file.relative_to(folder).as_posix(): sha256_of(file) for file in files}
 
 
 @contextlib.contextmanager

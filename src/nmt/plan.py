@@ -1,7 +1,6 @@
 """What a training will cost, worked out from the settings and the lengths of the data before it begins."""
 
 import math
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nmt.config import Config, ModelConfig, OptimConfig, TranslateConfig
-from nmt.launch import cores, has_gpu
+from nmt.launch import cores, is_cpu
 from nmt.pipeline import Stage, read_json
 from nmt.sizes import parameters, training_flops
 from nmt.tracking import duration
@@ -283,8 +282,7 @@ def look_at_data(config: Config, stages: Sequence[Stage]) -> Data:
 
 def cpu_warning(config: Config, encode: Path, device: str) -> str | None:
     """What to say before a training that will take long on this CPU, from the counts of the encoded data alone."""
-    on_gpu = device == "auto" and (sys.platform == "darwin" or has_gpu(Path("/dev")))
-    if on_gpu or device not in ("auto", "cpu"):
+    if not is_cpu(device):
         return None
     # Read as it is: nothing here may load torch, since this may be the process that starts the others.
     meta = read_json(encode / "meta.json")

@@ -1,7 +1,6 @@
 """What a run folder says of itself: its settings, what it was made from, its state, and who is in it now."""
 
 import fcntl
-import hashlib
 import json
 import logging
 import os
@@ -21,7 +20,7 @@ from typing import Any
 from nmt.config import Config, differences, from_dict, of_kind, to_dict
 from nmt.errors import CheckpointError, ConfigError
 from nmt.pipeline import read_json, what_changed
-from nmt.text import read_object, write_json
+from nmt.text import read_object, sha256_of, write_json
 
 log = logging.getLogger(__name__)
 
@@ -81,18 +80,19 @@ def identity(config: Config, paths: TrainPaths, init_from: Path | None = None) -
 
     `init_from` is the run whose final weights a training begins with.
     """
-
-    def sha256(path: Path) -> str:
-        with open(path, "rb") as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
-
     found = {
         "format": FORMAT,
         "settings": training_settings(config),
-        "reads": {name: sha256(path) for name, path in training_reads(config, paths).items()},
+        "reads": {name: sha256_of(path) for name, path in training_reads(config, paths).items()},
     }
     if init_from is not None:
-        found["init_from"] = {"run": str(init_from), "manifest": sha256(init_from / "final" / "manifest.json")}
+        manifest = init_from / "final" / "manifest.json"
+        try:
+            found["init_from"] = {"run": str(init_from), "manifest": sha256_of(manifest)}
+        except OSError as error:
+            raise CheckpointError(
+                f"--init-from: {manifest} cannot be read ({error.strerror}); name the folder of a finished run."
+            ) from error
     return found
 
 
@@ -120,11 +120,15 @@ def unchanged(config: Config, paths: TrainPaths, init_from: Path | None = None) 
 
 def read_identity(run: Path) -> dict[str, Any]:
     """What decided the result of a run; raises CheckpointError if that cannot be read."""
-    found = read_object(run / "identity.json")
-    if found.get("format") != FORMAT:
-        raise CheckpointError(f"{run / 'identity.json'} has format {found.get('format')}, this nmt reads {FORMAT}")
-    if not all(isinstance(found.get(key), dict) for key in ("settings", "reads")):
-        raise CheckpointError(f"{run / 'identity.json'} lacks settings or reads")
+    path = run / "identity.json"
+    try:
+        found = read_object(path)
+        if found.get("format") != FORMAT:
+            raise CheckpointError(f"{path} has format {found.get('format')}, this nmt reads {FORMAT}")
+        if not all(isinstance(found.get(key), dict) for key in ("settings", "reads")):
+            raise CheckpointError(f"{path} lacks settings or reads")
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}; start over with nmt train --fresh, or give a --name.") from error
     return found
 
 
@@ -150,10 +154,7 @@ def open_run(
             for name in ("metrics.jsonl", "identity.json", "status.json", "stamp.json", "numerics.json"):
                 (run / name).unlink(missing_ok=True)
         if (run / "identity.json").exists():
-            try:
-                before = read_identity(run)
-            except CheckpointError as error:
-                raise CheckpointError(f"{error}; start over with --fresh, or give a --name.") from error
+            before = read_identity(run)
             _check_resumable(run, _conflicts(before, now), config.optim.max_steps)
             now = {**now, **{key: before[key] for key in ("init_from",) if key in before}}
             for line in differences(read_json(run / "numerics.json"), numerics):
@@ -294,7 +295,7 @@ def check_as_trained(run: Path, config: Config, vocabularies: Mapping[str, str])
                 f"{name} has SHA-256 {found}, but the run was trained with {wanted}: put that one back."
             )
     path = run / "normalisation.json"
-    if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() != reads.get("clean/normalisation.json"):
+    if path.is_file() and sha256_of(path) != reads.get("clean/normalisation.json"):
         raise CheckpointError(f"{path} is not what the run was trained with; put that one back.")
 
 

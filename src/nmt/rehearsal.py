@@ -4,7 +4,6 @@ They are tiny by their settings and by nothing else, and they live in a temporar
 """
 
 import contextlib
-import hashlib
 import json
 import os
 import signal
@@ -18,6 +17,7 @@ from pathlib import Path
 from nmt.checkpoint import saved_steps
 from nmt.errors import NmtError
 from nmt.launch import die_with_parent, family
+from nmt.text import sha256_of
 
 STEPS, SAVE_EVERY = 48, 8
 TINY = (
@@ -115,7 +115,7 @@ def _rows(run: Path) -> list[str]:
 def hashes(run: Path) -> list[str]:
     """SHA-256 of the weights and the optimizer as the training ended, and of the final model."""
     files = [path for folder in (saved_steps(run)[-1], run / "final") for path in sorted(folder.glob("*.safetensors"))]
-    return [hashlib.sha256(path.read_bytes()).hexdigest() for path in files]
+    return [sha256_of(path) for path in files]
 
 
 def options(changes: Iterable[str]) -> list[str]:

@@ -160,7 +160,7 @@ def _interval(stats: Stats, score: ScoreOf, settings: EvalConfig) -> dict[str, A
         return none | {"no_interval": "one line alone says nothing of others"}
     scores = bootstrap(stats, score, settings.bootstrap, settings.seed)
     if not np.isfinite(scores).all():
-        return none | {"no_interval": f"{np.isinf(scores).sum() + np.isnan(scores).sum():,} resamplings have no score"}
+        return none | {"no_interval": f"{(~np.isfinite(scores)).sum():,} resamplings have no score"}
     mean, half = interval(scores)
     return none | {"mean": mean, "interval": half}
 
@@ -410,16 +410,13 @@ def _check_texts(tgt: str, **texts: Sequence[Any]) -> None:
             name_of(tgt), MECAB[language],
         )  # fmt: skip
     for name, lines in texts.items():
-        spaced = sum(line.endswith((" .", " 。")) for line in (lines if name != "references" else map(_first, lines)))
+        first = (row[0] for row in lines) if name == "references" else lines
+        spaced = sum(line.endswith((" .", " 。")) for line in first)
         if 10 * spaced > len(lines):
             log.warning(
                 "eval: %s of the %s %s end in a full stop with a space before it, as tokenised text does; scores are "
                 "comparable on detokenised text only", f"{spaced:,}", f"{len(lines):,}", name,
             )  # fmt: skip
-
-
-def _first(row: Sequence[str]) -> str:
-    return row[0]
 
 
 def _check_counts(**texts: Sequence[Any]) -> None:

@@ -100,7 +100,7 @@ def street(
             settings=training_settings(config),
             writes=run,
             result="final",
-            action=partial(_train, config, paths, device, trainer or here),
+            action=partial(_train, config, paths, trainer or here),
             packages=("nmt", "torch"),
         )
         translate = make(
@@ -173,17 +173,12 @@ def _encode(config: Config, clean: Path, bpe: Path, out: Path) -> None:
     encode_corpus(clean, bpe, config.encode, config.clean.columns, out)
 
 
-def _train(config: Config, paths: TrainPaths, device: str, trainer: Trainer, run: Path) -> None:
-    from nmt.plan import cpu_warning
-    from nmt.provenance import leads
+def _train(config: Config, paths: TrainPaths, trainer: Trainer, run: Path) -> None:
     from nmt.scoring import check_tokenizer
     from nmt.text import read_lines
 
     # Else dev BLEU, which stops a training and chooses its weights, would mean nothing.
     check_tokenizer(read_lines(paths.clean / f"dev.{config.data.tgt}"), config.data.tgt, "the sentences of the dev set")
-    warning = cpu_warning(config, paths.encode, device) if leads() else None
-    if warning:
-        log.warning("train: %s", warning)
     trainer(config, paths)
 
 
@@ -191,10 +186,13 @@ def train_here(
     config: Config, paths: TrainPaths, *, device: str, fresh: bool = False, init_from: Path | None = None
 ) -> None:
     """Train in this process, which may be one of several that were started together."""
+    from nmt.plan import cpu_warning
     from nmt.provenance import leads, lock
 
     # Before torch is imported and before the processes meet: who comes second is told at once.
     with lock(paths.run) if leads() else contextlib.nullcontext():
+        if leads() and (warning := cpu_warning(config, paths.encode, device)):
+            log.warning("train: %s", warning)
         from nmt.distributed import join
         from nmt.training import train_model
 

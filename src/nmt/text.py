@@ -6,6 +6,7 @@ first line, and everything else stays.
 """
 
 import contextlib
+import hashlib
 import io
 import json
 import os
@@ -87,6 +88,12 @@ def write_lines(path: str | Path, lines: Iterable[str]) -> None:
                 part.unlink(missing_ok=True)
 
 
+def sha256_of(path: str | Path) -> str:
+    """SHA-256 of a file's content, in hex."""
+    with open(path, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
 class _Stdout(io.FileIO):
     def write(self, data: Any) -> int:
         with writing(STDOUT):
@@ -137,11 +144,16 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON under a name of its own, then rename, so that several writers at once are harmless."""
+    """Write JSON as `write_bytes` does."""
+    write_bytes(path, (json.dumps(value, ensure_ascii=False, indent=2) + "\n").encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file under a name of its own, then rename, so that several writers at once are harmless."""
     part = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.part")
     try:
         with writing(path):
-            part.write_text(json.dumps(value, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+            part.write_bytes(content)
             os.replace(part, path)
     finally:
         with contextlib.suppress(OSError):

@@ -7,7 +7,6 @@ so that decode(encode(x)) == x for every line x without U+2581 (which stands for
 import hashlib
 import io
 import json
-import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,9 +21,9 @@ import sentencepiece
 from tqdm import tqdm
 
 from nmt.config import BpeConfig
-from nmt.errors import ConfigError, DataError, counted, writing
+from nmt.errors import ConfigError, DataError, counted
 from nmt.symbols import BOS, EOS, PAD, UNK
-from nmt.text import read_lines, write_lines
+from nmt.text import read_lines, write_bytes, write_lines
 
 SPACE = "\u2581"
 """What SentencePiece writes for a space."""
@@ -265,7 +264,7 @@ def train_bpe(clean: Path, settings: BpeConfig, languages: tuple[str, str], out:
                 _existing(settings.model[number], lines[:10_000]) if settings.model else _learn(lines, settings, bar)
             )
             tokenizer = Tokenizer(model, f"{name}.model")
-            _write(out / f"{name}.model", model)
+            write_bytes(out / f"{name}.model", model)
             write_lines(out / f"{name}.vocab", tokenizer.vocabulary())
             tokenizers |= dict.fromkeys(sides, tokenizer)
         certificate = certify(tokenizers, train, dev, bar.update)
@@ -279,11 +278,6 @@ def train_bpe(clean: Path, settings: BpeConfig, languages: tuple[str, str], out:
     if certificate["bleu_ceiling"] is None:
         raise DataError(f"{clean}/dev.*: some lines don't come back from the vocabulary as they were.")
     return certificate
-
-
-def model_files(folder: Path) -> list[Path]:
-    """The SentencePiece models of a folder: one joint, or one for each language."""
-    return sorted(folder.glob("*.model"))
 
 
 def load_tokenizers(folder: Path, src: str, tgt: str) -> tuple[Tokenizer, Tokenizer]:
@@ -362,13 +356,6 @@ def certificate_lines(certificate: Mapping[str, Any]) -> list[str]:
 def _changed(lines: Sequence[str], back: Sequence[str]) -> list[int]:
     """The places where two texts differ."""
     return [place for place, (line, other) in enumerate(zip(lines, back, strict=True)) if line != other]
-
-
-def _write(path: Path, model: bytes) -> None:
-    part = path.with_name(path.name + ".part")
-    with writing(path):
-        part.write_bytes(model)
-        os.replace(part, path)
 
 
 def _existing(path: str, lines: Sequence[str]) -> bytes:

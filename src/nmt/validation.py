@@ -18,7 +18,7 @@ from nmt.config import Config, TranslateConfig
 from nmt.corpus import Normaliser
 from nmt.dataset import ParallelDataset, open_dataset
 from nmt.distributed import World
-from nmt.errors import NmtError
+from nmt.errors import CheckpointError
 from nmt.provenance import BY_HAND, TrainPaths
 from nmt.scoring import bleu
 from nmt.step import Trainer, dev_loss
@@ -149,7 +149,7 @@ def choose_final(trainer: Trainer, run: Path, dev: DevSet, progress: Progress, t
             chosen = weights
         scores[name] = score
     if not chosen:
-        raise NmtError(f"no checkpoint in {run} is whole; nothing can be made final.")
+        raise CheckpointError(f"no checkpoint in {run} is whole; start over with nmt train --fresh.")
     best = max(scores, key=scores.__getitem__)
     table = ", ".join(f"{name} has {score:.2f}" for name, score in scores.items())
     tracker.say(f"train: {what} on the whole dev set: {table}; final is the {best}")

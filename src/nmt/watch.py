@@ -20,6 +20,7 @@ from nmt.distributed import Later, World
 from nmt.errors import NmtError, Preempted
 from nmt.launch import AGAIN
 from nmt.step import Nowhere
+from nmt.text import write_json
 
 log = logging.getLogger(__name__)
 
@@ -208,10 +209,7 @@ class Heartbeat(Nowhere):
 
     def _write(self, beats: int) -> None:
         place = self.place | {"rows": [int(row) for row in self.place["rows"][:10]], "beats": beats}
-        path = self._file(self.world.rank)
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps(place | {"pid": os.getpid(), "host": os.uname().nodename}))
-        os.replace(part, path)
+        write_json(self._file(self.world.rank), place | {"pid": os.getpid(), "host": os.uname().nodename})
 
 
 def preempted(number: int, step: int) -> Preempted:

@@ -59,7 +59,8 @@ def general(
 
     raw text -> clean -> bpe -> encode -> train -> translate -> eval
 
-    What walks the street takes -c FILE (settings) and --set section.key=value; -q and --debug may stand anywhere.
+    What acts on a recipe needs -c FILE (settings); --set section.key=value changes one. -q and --debug may stand
+    anywhere.
     """
     # Other libraries have their say where something is wrong; what they do otherwise is no news.
     logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr, force=True)

@@ -153,7 +153,7 @@ def _against_test_set(
     hyps: Sequence[str], run: Path | None, changes: Sequence[str], device: str, allow_overlap: bool
 ) -> tuple[Any, list[str]]:
     """The scores of a run's own translation, or of others, on the run's test set."""
-    from nmt.evaluation import evaluate_test, references, score_lines, trained_on
+    from nmt.evaluation import evaluate_test, read_test_set, score_lines
 
     run, config = _run_and_settings(run, changes)
     if run.resolve().parent != RUNS.resolve():
@@ -173,8 +173,8 @@ def _against_test_set(
     if len(systems) > 1:
         from nmt import scoring
 
-        trained_on(config, folder, run, allow_overlap)
-        compared = scoring.compare(systems, references(config, folder), config.data.tgt, config.eval)
+        _, refs, _ = read_test_set(config, folder, run, allow_overlap)
+        compared = scoring.compare(systems, refs, config.data.tgt, config.eval)
         return compared, scoring.comparison_lines(compared)
     (lines,) = systems.values()
     result = evaluate_test(config, folder, lines, run, allow_overlap=allow_overlap)

@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, NamedTuple
 from nmt.charset import how_to_convert, utf_16
 from nmt.corpus.layout import foreign_format
 from nmt.errors import DataError, counted, told
-from nmt.text import write_lines
+from nmt.text import sha256_of, write_lines
 
 LARGEST_DOWNLOAD = 1 << 30
 """Bytes."""
@@ -110,7 +110,7 @@ def fetch(name: str, origin: str | None, folder: Path, sha256: str | None = None
             "origin": _shown(origin),
             "origin_sha256": hashed,
             "file": corpus,
-            "sha256": _sha256(files[corpus]),
+            "sha256": sha256_of(files[corpus]),
             "bytes": files[corpus].stat().st_size,
             "rows": rows,
             "licence": known.licence if known else None,
@@ -217,11 +217,6 @@ def _copy(stream: BinaryIO, target: Path, origin: str, announced: int | None) ->
 
 def _too_large(origin: str) -> DataError:
     return DataError(f"{_shown(origin)} has over {LARGEST_DOWNLOAD:,} bytes, too much for a corpus; nothing was kept.")
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 # ── unpacking and checking ──────────────────────────────────────────────────────────────────────────────────────────

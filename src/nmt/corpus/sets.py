@@ -1,6 +1,5 @@
 """Train, dev and test: the sets given as files, what each kept row is for, and the files of every set."""
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from nmt.corpus.reading import check_layout
 from nmt.corpus.script import is_han_side, simplify
 from nmt.corpus.splitting import Keys, first_of_equal, random_leak, split_groups
 from nmt.errors import DataError, counted
-from nmt.text import read_aligned, write_lines
+from nmt.text import read_aligned, sha256_of, write_lines
 
 HELD_OUT_SETS = ("dev", "test")
 Columns = tuple[str, ...]
@@ -50,7 +49,7 @@ class GivenSet:
 def read_given(name: str, files: tuple[Path, ...], normaliser: Normaliser) -> GivenSet:
     """The rows of one tab-separated or two line-aligned UTF-8 files; raises DataError where a row isn't one."""
     columns = tuple(normaliser.han)
-    hashes = [_sha256(path) for path in files]
+    hashes = _hashes(files)
     where = " and ".join(map(str, files))
     found = read_aligned(*files)
     if not found:
@@ -79,7 +78,7 @@ def read_given(name: str, files: tuple[Path, ...], normaliser: Normaliser) -> Gi
             f"columns in the order of clean.columns ({', '.join(columns)})."
         )
     rows = [Kept(0, number, (row[0], row[1]), row[2] if len(row) == 3 else "") for number, row in enumerate(found, 1)]
-    if hashes != [_sha256(path) for path in files]:
+    if hashes != _hashes(files):
         raise DataError(f"clean.{name}: {where} changed while it was read; run it again when nothing writes to it.")
     return GivenSet(
         rows,
@@ -115,12 +114,11 @@ def reference_form(given: Mapping[str, GivenSet], normaliser: Normaliser) -> dic
     return found
 
 
-def _sha256(path: Path) -> str:
+def _hashes(files: Sequence[Path]) -> list[str]:
     try:
-        with open(path, "rb") as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
+        return [sha256_of(path) for path in files]
     except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}.") from error
+        raise DataError(f"cannot read {error.filename}: {error.strerror}.") from error
 
 
 # ── what each kept row is for ───────────────────────────────────────────────────────────────────────────────────────
@@ -189,16 +187,16 @@ def write_sets(
     with ExitStack() as stack:
         train = [stack.enter_context(open(out / f"train.{ending}", "wb")) for ending in endings]
         for index, row in enumerate(kept_rows(kept)):
-            match roles.role[index]:
-                case 0:  # TRAIN
-                    for stream, text in zip(train, (*row.sides, row.attribution), strict=False):
-                        stream.write(text.encode() + b"\n")
-                case 1:  # DUPLICATE
-                    yield row, "duplicate"
-                case 2:  # HELD_OUT
-                    yield row, "held_out"
-                case _:
-                    aside[index] = row
+            role = roles.role[index]
+            if role == TRAIN:
+                for stream, text in zip(train, (*row.sides, row.attribution), strict=False):
+                    stream.write(text.encode() + b"\n")
+            elif role == DUPLICATE:
+                yield row, "duplicate"
+            elif role == HELD_OUT:
+                yield row, "held_out"
+            else:
+                aside[index] = row
     used: set[int] = set()
     for name in HELD_OUT_SETS:
         if given:
