@@ -143,10 +143,10 @@ def open_run(
     from nmt.overlap import keep_keys  # Here, so that a status loads no numpy.
 
     run = paths.run
-    if init_from is not None:
-        _check_initial(config, run, init_from)
     try:
         now = identity(config, paths, init_from)
+        if init_from is not None:
+            _check_initial(config, run, init_from)
         if fresh:
             made = ("checkpoints", "best", "final", "tensorboard", "translate", "eval", "heartbeat", "train_keys")
             for name in (*made, *BY_HAND):
