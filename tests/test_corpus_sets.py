@@ -141,6 +141,19 @@ def test_a_text_that_one_row_has_without_and_another_with_an_attribution_has_it(
     assert read_lines(out / "test.refs.en.attribution") == ["\tB", "B\t", ""]
 
 
+@pytest.mark.parametrize("shared", [("Hello there!", "您好！"), ("Hi.", "你好。"), ("HELLO THERE", "哈囉")])
+def test_a_given_test_set_with_a_sentence_of_the_given_dev_set_is_warned_of(tmp_path, caplog, shared):
+    dev, test = [("Hello there.", "你好。")], [("My horse eats.", "我的马在吃。")]
+    report, _ = cleaned(tmp_path, GOOD, **given(tmp_path, dev=dev, test=[*test, shared]))
+    line = "clean.test: 1 of its 2 rows share a sentence with the given dev set"
+    assert line in caplog.text
+    assert any(line in row for row in print_report(report))
+    caplog.clear()
+    (tmp_path / "apart").mkdir()
+    report, _ = cleaned(tmp_path / "apart", GOOD, **given(tmp_path, dev=dev, test=test))
+    assert "clean.test" not in caplog.text + "".join(print_report(report))
+
+
 @pytest.mark.parametrize("aligned", [False, True])
 @pytest.mark.parametrize("row", [("", "再见。"), ("Bye.", ""), ("Bye.", " \u3000"), (" ", "")])
 def test_a_row_of_a_given_set_with_a_side_without_text_is_refused_in_either_form(tmp_path, aligned, row):
@@ -170,6 +183,12 @@ HALF_WIDTH = [("Is it good, Tom?", "好吗,汤姆?"), ("Come in!", "请进!"), (
 PLAIN = [("Is it good, Tom?", "好吗，汤姆？"), ("Come in!", "请进！"), ("No, thanks.", "不用，谢谢！")]
 CURLY = [("Tom’s here, isn’t he?", "汤姆在，不是吗？"), ("“Come in”, said he.", "他说：“请进。”")]
 FULL_WIDTH_ENGLISH = [("Is it good？", "好吗？"), ("Come in， Tom！", "请进，汤姆！")]
+
+
+def told_of_form(caplog) -> list[str]:
+    """All warnings but those about rows that dev and test have in common."""
+    lines = [record.getMessage() for record in caplog.records]
+    return [line for line in lines if "share a sentence with the given dev set" not in line]
 
 
 @pytest.mark.parametrize(
@@ -202,7 +221,7 @@ def test_a_given_set_in_another_form_is_warned_of_with_its_share_and_what_a_perf
     assert found["bleu"] == pytest.approx(perfect.score)
     assert found["bleu"] < 80
     assert f"tok:{'zh' if lang == 'zh' else '13a'}" in found["signature"]
-    said = [record.getMessage() for record in caplog.records if "clean.test" in record.getMessage()]
+    said = [line for line in told_of_form(caplog) if "clean.test" in line]
     assert len(said) == 1
     assert f"{100 * lines / len(rows):.1f} % of the lines of {lang} ({lines})" in said[0]
     assert f"BLEU {perfect.score:.1f}" in said[0]
@@ -223,7 +242,7 @@ def test_a_given_set_in_the_form_of_the_training_text_is_not_warned_of(tmp_path,
             zh_script=policy,
         )
     assert report["reference_form"]["test"] == {}
-    assert not caplog.records
+    assert not told_of_form(caplog)
 
 
 @pytest.mark.parametrize(
@@ -240,8 +259,8 @@ def test_the_form_of_the_training_text_is_that_of_its_language(tmp_path, caplog,
     with caplog.at_level(logging.WARNING):
         report, _ = cleaned(tmp_path, GOOD, **given(tmp_path, dev=rows, test=rows), columns=("en", lang))
     assert (lang in report["reference_form"]["test"]) == bool(told)
-    assert len([record for record in caplog.records if "reference" in record.getMessage()]) == 2 * bool(told)
-    assert all(told in record.getMessage() for record in caplog.records)
+    assert len([line for line in told_of_form(caplog) if "reference" in line]) == 2 * bool(told)
+    assert all(told in line for line in told_of_form(caplog))
 
 
 def test_spaces_that_no_score_sees_are_counted_and_not_warned_of(tmp_path, caplog):
@@ -250,7 +269,7 @@ def test_spaces_that_no_score_sees_are_counted_and_not_warned_of(tmp_path, caplo
         report, _ = cleaned(tmp_path, GOOD, **given(tmp_path, dev=PLAIN, test=rows))
     assert report["reference_form"]["test"]["en"]["lines"] == 3
     assert report["reference_form"]["test"]["en"]["bleu"] == pytest.approx(100)
-    assert not caplog.records
+    assert not told_of_form(caplog)
 
 
 def test_a_split_made_here_is_always_in_the_form_of_the_training_text(tmp_path):

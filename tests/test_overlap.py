@@ -131,6 +131,8 @@ def test_eval_refuses_a_test_set_that_changed_raw_files_have_mixed_with_training
     allowed = json.loads(nmt(folder, "eval", "--allow-overlap", "--json").stdout)
     assert allowed["trained_on"] > 0
     assert "that the run was trained on" in nmt(folder, "eval", "--allow-overlap").stdout
+    # What was allowed once is not allowed for ever, though the score is there.
+    assert "--allow-overlap" in nmt(folder, "eval", code=1).stderr
 
 
 def test_the_keys_of_a_run_are_eight_bytes_a_sentence(run: Path) -> None:

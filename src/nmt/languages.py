@@ -68,7 +68,7 @@ def parse(code: str) -> Language:
         region = subtags[0].upper()
     primary = _SHORTEST.get(primary, primary)
     if primary in CHINESE and not script:
-        script = {"TW": "Hant", "HK": "Hant", "MO": "Hant", "CN": "Hans", "SG": "Hans"}.get(region, "")
+        script = _SCRIPT_OF.get(region, "")
     return Language(primary, script, region)
 
 
@@ -185,6 +185,10 @@ Adlm Arab Aran Armn Bali Beng Bopo Bugi Cakm Cans Cher Copt Cyrl Deva Ethi Geor 
 Hebr Hira Hrkt Java Jpan Kana Khmr Knda Kore Lana Laoo Latn Limb Lisu Mlym Mong Mtei Mymr Nkoo Olck Orya Rohg Sinh Sund
 Syrc Talu Taml Telu Tfng Thaa Thai Tibt Vaii Xsux Yiii Zzzz
 """
+
+# Of Chinese by its region, as a country's letters or its number.
+_SCRIPT_OF = dict.fromkeys(("TW", "158", "HK", "344", "MO", "446"), "Hant")
+_SCRIPT_OF |= dict.fromkeys(("CN", "156", "SG", "702"), "Hans")
 
 # What is written for a code: countries, old codes, the library forms of ISO 639-2, and names for kinds of Chinese.
 _SLIPS = """

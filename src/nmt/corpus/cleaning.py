@@ -29,7 +29,7 @@ from nmt.corpus.rules import RULES, Pair, first_objection
 from nmt.corpus.script import script_of
 from nmt.corpus.sets import HELD_OUT, SET_ASIDE, TRAIN, GivenSet, Roles, assign, read_given, reference_form, write_sets
 from nmt.corpus.splitting import Keys
-from nmt.corpus.summary import form_warnings, reasons
+from nmt.corpus.summary import given_warnings, reasons
 from nmt.errors import DataError, told
 from nmt.text import write_lines
 
@@ -73,7 +73,7 @@ def clean_corpus(sources: Sources, settings: CleanConfig, out: Path, workers: in
     if leak["dev"] or leak["test"] or (leak["between"] and not given):
         raise AssertionError(f"held-out rows share a sentence: {leak}")
     report = _report(facts, tally, roles, given, settings, normaliser, leak)
-    for line in form_warnings(report):
+    for line in given_warnings(report):
         log.warning("%s", line)
     write_lines(out / "report.json", [json.dumps(report, ensure_ascii=False, indent=1)])
     return report
