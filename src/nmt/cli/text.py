@@ -166,16 +166,16 @@ def _against_test_set(
         data = "encode/meta.json"
         if train.stage.hashes.get(data) != read_identity(run)["reads"].get(data):
             log.warning("the corpus has changed since %s was trained: this is another test set than its own", run)
+    folder = clean.stage.writes
+    # Here too: a score that was allowed once may be there already.
+    _, refs, _ = read_test_set(config, folder, run, allow_overlap)
     if not hyps:
-        # A score that was allowed once may be there already.
-        trained_on(config, clean.stage.writes, run, allow_overlap)
         result = pipeline.read_json(pipeline.run(street, since="translate")[-1].writes / "scores.json")
         return result, score_lines(result)
-    systems, folder = _systems(hyps), clean.stage.writes
+    systems = _systems(hyps)
     if len(systems) > 1:
         from nmt import scoring
 
-        _, refs, _ = read_test_set(config, folder, run, allow_overlap)
         compared = scoring.compare(systems, refs, config.data.tgt, config.eval)
         return compared, scoring.comparison_lines(compared)
     (lines,) = systems.values()
