@@ -55,17 +55,29 @@ class Bench:
         # recipe, stays what it is.
         command = [*self.program, "train", *self.words, *options(TINY), "--name", name, *more]
         command += ["--processes", str(processes)]
-        with open(self.folder / f"{name}.log", "wb") as told:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=told,
-                stderr=told,
-                # What torch leaves behind goes with the rest.
-                env=os.environ | {"NMT_RUNS": str(self.folder), "TMPDIR": str(self.folder)},
-                preexec_fn=die_with_parent,
-            )
+        # A signal that came while the process starts would leave it to itself: it waits until there is one to be ended.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+
+        def begin() -> None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            die_with_parent()
+
         try:
+            with open(self.folder / f"{name}.log", "wb") as told:
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=told,
+                    stderr=told,
+                    # What torch leaves behind goes with the rest.
+                    env=os.environ | {"NMT_RUNS": str(self.folder), "TMPDIR": str(self.folder)},
+                    preexec_fn=begin,
+                )
+        except BaseException:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            raise
+        try:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
             yield process
         finally:
             for pid in family(process.pid) if process.poll() is None else ():
