@@ -110,6 +110,13 @@ def resize(disk: Path, room: int) -> None:
     subprocess.run(["mount", "-o", f"remount,size={size}", disk], check=True)
 
 
+def needed_on(disk: Path, folder: Path) -> int:
+    """Bytes that are taken, but for the memory of content hashes, which may find no room without a word."""
+    memory, page = folder / "data/.hashes.json", os.sysconf("SC_PAGE_SIZE")
+    size = memory.stat().st_size if memory.exists() else 0
+    return shutil.disk_usage(disk).used - -(-size // page) * page
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("stage", "shares"),
@@ -119,9 +126,9 @@ def resize(disk: Path, room: int) -> None:
 def test_a_disk_that_fills_at_any_point_of_a_stage_is_told_in_one_line(walked_street, small_disk, stage, shares):
     folder = without(walked_street, small_disk / "street", stage)
     before = files(folder)
-    used = shutil.disk_usage(small_disk).used
+    used = needed_on(small_disk, folder)
     assert nmt(folder, "run", "-c", "tiny.yaml", "--upto", stage).code == 0
-    needed = shutil.disk_usage(small_disk).used - used
+    needed = needed_on(small_disk, folder) - used
     for share in range(shares):
         subprocess.run(["mount", "-o", "remount,size=64m", small_disk], check=True)
         shutil.rmtree(folder)
