@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from forked import Ended, forked_world
-from nmt import checkpoint, dataset, resume, training
+from nmt import checkpoint, dataset, resume, training, validation
 from nmt.config import Config
 from nmt.distributed import World, join
 from nmt.errors import LostContact, NmtError
@@ -240,7 +240,8 @@ def test_what_fails_on_one_process_before_the_first_step_is_told_by_all(paths, t
         raise OSError(5, "the disk is gone")
 
     run = at(paths, tmp_path / "run")
-    told = train(CONFIG, run, lambda mine: setattr(training, broken, fail) if mine == rank else None)
+    module = validation if broken == "read_lines" else training
+    told = train(CONFIG, run, lambda mine: setattr(module, broken, fail) if mine == rank else None)
     if broken == "open_run" and rank == 1:  # That one never opens it.
         assert [ended.code for ended in told] == [0, 0]
         return
