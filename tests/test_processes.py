@@ -14,6 +14,7 @@ import torch
 
 from forked import forked_world
 from nmt import checkpoint, distributed, step
+from nmt.config import TranslateConfig
 from nmt.dataset import open_dataset
 from nmt.launch import family
 from nmt.scoring import bleu
@@ -107,7 +108,8 @@ def test_validation_shared_by_processes_gives_the_bleu_of_one(paths, tmp_path):
     run = at(paths, tmp_path / "run")
     train_together(settings(*changes, *looking), run, 3)
     found = json.loads((run.run / "final" / "state.json").read_text())
-    hyps = Translator.load(run.run, device="cpu").translate(read_lines(paths.clean / "dev.en"))
+    greedy = TranslateConfig(beam=1, batch_tokens=60)
+    hyps = Translator.load(run.run, greedy, device="cpu").translate(read_lines(paths.clean / "dev.en"))
     assert len(set(hyps)) > 2
     refs = [[ref] for ref in read_lines(paths.clean / "dev.zh")]
     assert found["dev_scores"][found["made_of"]] == bleu(hyps, refs, "zh").value
