@@ -11,6 +11,7 @@ import torch
 
 from forked import forked
 from nmt import checkpoint, pipeline
+from nmt.text import sha256_of
 
 Action = Callable[[], object]
 
@@ -229,7 +230,7 @@ def test_a_kill_at_any_moment_of_a_stage_leaves_it_fresh_or_to_be_done_again(tmp
             (out / "text").write_text("one\ntwo\n")
 
         return pipeline.make_stage(
-            "clean", reads={}, settings={}, action=work, writes=run / "clean-1", content_hash=lambda _: ""
+            "clean", reads={}, settings={}, action=work, writes=run / "clean-1", content_hash=sha256_of
         )
 
     def stale(run: Path) -> None:
