@@ -276,9 +276,9 @@ def test_a_tokenizer_of_another_training_is_refused_with_both_hashes_though_its_
     copy = shutil.copytree(run, tmp_path / "copy")
     model = copy / "tokenizer" / "joint.model"
     first = hashlib.sha256(model.read_bytes()).hexdigest()
-    (copy / "identity.json").write_text(
-        json.dumps({"format": FORMAT, "settings": {}, "reads": {"bpe/joint.model": first}})
-    )
+    reads = {"bpe/joint.model": first}
+    reads["clean/normalisation.json"] = hashlib.sha256((copy / "normalisation.json").read_bytes()).hexdigest()
+    (copy / "identity.json").write_text(json.dumps({"format": FORMAT, "settings": {}, "reads": reads}))
     assert translate(copy, b"Run!\n").lines == [FLED]
     # The same pieces, two of them in each other's place.
     model.write_bytes(model.read_bytes().replace("我".encode(), b"???").replace("你".encode(), "我".encode()))
