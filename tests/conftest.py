@@ -2,7 +2,10 @@
 
 import os
 import shutil
+import signal
+from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 
 # Before torch is imported anywhere: two processes with two spinning threads each are far slower than with one.
 for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -14,6 +17,30 @@ from hypothesis import HealthCheck, settings  # noqa: E402
 # How fast a machine is, and what else it does, is nothing that a test may fail for.
 settings.register_profile("nmt", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("nmt")
+
+
+HANG = 900
+"""Seconds after which a test hangs; the longest takes a fifth of that on a busy machine."""
+
+
+class Hang(BaseException):
+    """A test that would never end. No Exception, so that nobody catches it, such as Hypothesis to run it again."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """End a test that hangs, by its name, so that the others still run."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise Hang(f"{item.nodeid} has not ended within {HANG} s")
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.alarm(HANG)
+    try:
+        return (yield)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture(scope="session")

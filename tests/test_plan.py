@@ -4,12 +4,16 @@ import dataclasses
 import itertools
 import json
 import math
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -207,6 +211,39 @@ def test_the_decoder_s_cache_is_at_most_what_a_search_ever_holds(
             copied = [] if decoder.past_B2TWGK is before else [*before, before[0]]
             most = max(most, cross + sum(tensor.nbytes for tensor in (*decoder.past_B2TWGK, *copied)))
     assert cache_bytes(config, longest, translate, 4) == most
+
+
+@settings(max_examples=200)
+@given(
+    batch_tokens=st.integers(1, 3000),
+    beam=st.integers(1, 8),
+    longest=st.integers(1, 400),
+    extra=st.integers(0, 200),
+)
+def test_the_largest_cache_is_found_without_looking_at_every_length(
+    batch_tokens: int, beam: int, longest: int, extra: int
+) -> None:
+    config = ModelConfig(layers=2, decoder_layers=3, d_model=32, d_ff=32, heads=4, kv_heads=2)
+    translate = TranslateConfig(batch_tokens=batch_tokens, beam=beam, max_extra=extra)
+
+    def held(length: int) -> int:
+        sentences, room = max(1, batch_tokens // (length * beam)), 16
+        while room < length + extra:
+            room *= 2
+        a_layer = sentences * beam * room
+        made = (3 * a_layer // 2 + a_layer // 2) if room > 16 else 0
+        return (3 * (a_layer + sentences * length) + made) * 2 * 2 * 8 * 4
+
+    assert cache_bytes(config, longest, translate, 4) == max(map(held, range(2, max(2, longest) + 1)))
+
+
+@pytest.mark.parametrize("name", ["encode.max_tokens", "translate.max_extra", "translate.batch_tokens",
+                                  "optim.batch_tokens", "optim.max_steps", "train.device_tokens"])  # fmt: skip
+def test_how_long_a_plan_takes_does_not_depend_on_how_large_a_setting_is(name: str, tmp_path: Path) -> None:
+    words = ["--set", f"{name}={2**31 - 1}", "--set", "encode.max_tokens=2147483647"]
+    command = [sys.executable, "-m", "nmt", "plan", "-c", "base", *words]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, encoding="utf-8", timeout=120)
+    assert ended.returncode in (0, 2), ended.stderr
 
 
 def test_a_gpu_holds_more_rows_of_scores_and_smaller_masks_than_a_cpu() -> None:

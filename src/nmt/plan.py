@@ -102,15 +102,22 @@ def cache_bytes(model: ModelConfig, longest: int, translate: TranslateConfig, si
     layers = model.decoder_layers or model.layers
     a_token = 2 * (model.kv_heads or model.heads) * model.d_model // model.heads * size
 
-    def largest(length: int) -> int:
-        sentences = max(1, translate.batch_tokens // (length * translate.beam))
-        room = 16
-        while room < length + translate.max_extra:
-            room *= 2
+    def largest(length: int, sentences: int, room: int) -> int:
         grown = layers * room + (layers * room // 2 + room // 2 if room > 16 else 0)
         return sentences * a_token * (translate.beam * grown + layers * length)
 
-    return max(largest(length) for length in range(2, max(2, longest) + 1))
+    # What grows with the length is largest where the sentences become fewer or the room greater at the next length, so
+    # only such lengths are looked at: `longest` may be any number that a settings file can hold.
+    most, length, longest = 0, 2, max(2, longest)
+    while length <= longest:
+        sentences = max(1, translate.batch_tokens // (length * translate.beam))
+        room = 1 << max(4, (length + translate.max_extra - 1).bit_length())
+        end = min(longest, room - translate.max_extra)
+        if sentences > 1:
+            end = min(end, translate.batch_tokens // (sentences * translate.beam))
+        most = max(most, largest(end, sentences, room))
+        length = end + 1
+    return most
 
 
 def peak_rate(optim: OptimConfig, d_model: int) -> float:
