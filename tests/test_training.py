@@ -17,7 +17,7 @@ import torch
 from torch.nn import functional as F
 
 from nmt import checkpoint, machine, training, validation
-from nmt.batching import collate, plan_updates
+from nmt.batching import collate, plan_epoch
 from nmt.config import BpeConfig, Config, EncodeConfig, load
 from nmt.dataset import encode_corpus, open_dataset
 from nmt.distributed import World
@@ -328,7 +328,7 @@ def test_the_first_line_of_a_training_says_what_is_trained_where_and_for_how_lon
     trainer = replace(Trainer.build(config, ALONE, (340, 340)), world=world)
     line = training.header(trainer, data, Path("runs/x"))
     optim, lengths = config.optim, (data.src.lengths, data.tgt.lengths)
-    updates = len(plan_updates(*lengths, optim.batch_tokens, optim.seed, 0))
+    updates = len(next(plan_epoch(*lengths, optim.batch_tokens, optim.buckets, optim.seed, 0)))
     epochs, rounded = optim.max_steps / updates, 0 if optim.max_steps >= 10 * updates else 1
     assert f"({epochs:,.{rounded}f} epochs of {updates:,} updates)" in line
     size = sum(parameters(config.model, 340, None if config.bpe.joint else 340).values())

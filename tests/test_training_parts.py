@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from nmt import checkpoint, training
-from nmt.batching import plan_updates
+from nmt import batching, checkpoint, training
+from nmt.batching import plan_epoch
 from nmt.dataset import open_dataset
 from nmt.distributed import World
 from nmt.errors import CheckpointError, LostContact, NmtError, Preempted
@@ -120,27 +120,36 @@ def test_the_most_memory_held_is_in_mib():
 # ── which update comes next ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_updates_are_those_of_the_plan_of_each_epoch_from_where_the_training_is(paths):
+@pytest.mark.parametrize("window", [60, batching.WINDOW])
+def test_updates_are_those_of_the_plan_of_each_epoch_from_where_the_training_is(paths, monkeypatch, window):
+    monkeypatch.setattr(batching, "WINDOW", window)
     config, data = settings("optim.seed=3"), open_dataset(paths.encode, "train", "en", "zh")
     tokenizers = load_tokenizers(paths.bpe, "en", "zh")
-    plans = [plan_updates(data.src.lengths, data.tgt.lengths, 150, 3, epoch) for epoch in range(3)]
-    expected = [(epoch, n + 1, pairs.tolist()) for epoch, plan in enumerate(plans) for n, pairs in enumerate(plan)]
+    plans = [list(plan_epoch(data.src.lengths, data.tgt.lengths, 150, 1, 3, epoch)) for epoch in range(3)]
+    assert (len(plans[0]) > 2) == (window == 60)
+    expected = [
+        (epoch, number, n + 1, pairs.tolist())
+        for epoch, windows in enumerate(plans)
+        for number, plan in enumerate(windows)
+        for n, pairs in enumerate(plan)
+    ]
 
     def taken(progress: Progress, count: int) -> list:
         found = islice(updates(config, paths, data, tokenizers, progress), count)
         return [(*place, pairs.tolist()) for _, pairs, place in found]
 
     assert taken(Progress(), len(expected)) == expected
-    for done in (1, 5, len(plans[0]), len(plans[0]) + 2):
-        epoch, update, _ = expected[done - 1]
-        assert taken(Progress(epoch=epoch, update=update), 4) == expected[done : done + 4]
+    first, epoch = len(plans[0][0]), sum(map(len, plans[0]))
+    for done in (1, 5, first, first + 2, epoch, epoch + 2):
+        epoch, number, update, _ = expected[done - 1]
+        assert taken(Progress(epoch=epoch, window=number, update=update), 4) == expected[done : done + 4]
 
 
 def test_bpe_dropout_cuts_the_text_anew_in_each_epoch_and_lines_keep_their_pairs(paths):
     config, tokenizers = settings("bpe.dropout=0.3"), load_tokenizers(paths.bpe, "en", "zh")
     english, chinese = (read_lines(paths.clean / f"train.{language}") for language in ("en", "zh"))
     seen = {}
-    for data, _, (epoch, _) in updates(
+    for data, _, (epoch, _, _) in updates(
         config, paths, open_dataset(paths.encode, "train", "en", "zh"), tokenizers, Progress()
     ):
         if epoch == 3:

@@ -24,7 +24,7 @@ from nmt.text import read_object, sha256_of, write_json
 
 log = logging.getLogger(__name__)
 
-FORMAT = 2
+FORMAT = 3
 """Of identity.json; a run of another one is not resumed."""
 
 BY_HAND = ("average", "final-before")

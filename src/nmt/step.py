@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from nmt.batching import Numbers, collate, cut, padding_share, share
+from nmt.batching import OVERHEAD, Numbers, by_length, collate, cut, fill, padding_share, share
 from nmt.config import Config
 from nmt.dataset import ParallelDataset
 from nmt.distributed import World, bound_kernels, let_go, parallelize
@@ -116,7 +116,8 @@ class Trainer:
 
 def micro_batches(trainer: Trainer, data: ParallelDataset, update: Numbers) -> list[Numbers]:
     """How an update is cut for the processes and devices at hand; see nmt.batching."""
-    return cut(update, data.src.lengths, data.tgt.lengths, trainer.device_tokens, trainer.world.size)
+    overhead = OVERHEAD.get(trainer.world.device.type, OVERHEAD["cpu"])
+    return cut(update, data.src.lengths, data.tgt.lengths, trainer.device_tokens, trainer.world.size, overhead)
 
 
 def train_step(trainer: Trainer, data: ParallelDataset, update: Numbers, step: int) -> StepStats:
@@ -307,10 +308,11 @@ def _lap(seconds: dict[str, float], name: str, since: float) -> float:
 def dev_loss(trainer: Trainer, data: ParallelDataset) -> tuple[float, float]:
     """Label-smoothed loss and nll of a data set, in nats for each target token; every process does a share."""
     trainer.model.eval()
-    everything = np.arange(len(data))
+    lengths = data.src.lengths, data.tgt.lengths
+    parts = fill(by_length(*lengths), *lengths, trainer.device_tokens)
     sums = [0.0, 0.0]
     loss_of = TrainingModel(trainer.model, trainer.config.optim.label_smoothing)
-    for number, pairs in share(micro_batches(trainer, data, everything), trainer.world.rank, trainer.world.size):
+    for number, pairs in share(parts, trainer.world.rank, trainer.world.size):
         if number >= 0:
             batch = collate(*data.take(pairs)).to(trainer.world.device)
             with trainer.precision():

@@ -1,6 +1,7 @@
 """train: the loop, and what is kept of it on disk."""
 
 import contextlib
+import itertools
 import logging
 import math
 import os
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 
 from nmt import checkpoint
-from nmt.batching import Numbers, plan_updates
+from nmt.batching import Numbers, count_updates, plan_epoch
 from nmt.config import SECTIONS, Config, of_kind
 from nmt.dataset import ParallelDataset, open_dataset, resample
 from nmt.distributed import World, is_lost_contact
@@ -92,7 +93,7 @@ def train_model(
 def header(trainer: Trainer, data: ParallelDataset, run: Path) -> str:
     """What is trained, on what and for how long, in one line; an epoch has as many updates as the first has."""
     optim, world = trainer.config.optim, trainer.world
-    updates = len(plan_updates(data.src.lengths, data.tgt.lengths, optim.batch_tokens, optim.seed, 0))
+    updates = count_updates(data.src.lengths, data.tgt.lengths, optim.batch_tokens, optim.buckets, optim.seed)
     size = sum(parameter.numel() for parameter in trainer.model.parameters())
     gpu = f" ({torch.cuda.get_device_name(world.device)})" if world.device.type == "cuda" else ""
     return (
@@ -134,10 +135,10 @@ def loop(
     skips, meter = Skips(progress.skipped), Meter(trainer.world, trainer.config.optim.precision)
     trainer.model.train()
     with stop.stepping():
-        for data, update, (epoch, done) in updates(trainer.config, paths, train_set, dev.tokenizers, progress):
+        for data, update, (epoch, window, done) in updates(trainer.config, paths, train_set, dev.tokenizers, progress):
             if is_over(trainer.config, progress):
                 break
-            progress = replace(progress, step=progress.step + 1, epoch=epoch, update=done)
+            progress = replace(progress, step=progress.step + 1, epoch=epoch, window=window, update=done)
             trainer.at("reading its pairs", step=progress.step)
             stats = train_step(trainer, data, update, progress.step)
             meter.add(stats)
@@ -174,23 +175,26 @@ def updates(
     plain: ParallelDataset,
     tokenizers: tuple[Tokenizer, Tokenizer],
     progress: Progress,
-) -> Iterator[tuple[ParallelDataset, Numbers, tuple[int, int]]]:
-    """Updates without end from where `progress` is: data, pairs, and the (epoch, updates of it) that are done by it."""
-    src, tgt, seed = config.data.src, config.data.tgt, config.optim.seed
+) -> Iterator[tuple[ParallelDataset, Numbers, tuple[int, int, int]]]:
+    """Updates without end from where `progress` is: data, pairs, and the (epoch, window, updates of it) done by it."""
+    src, tgt, optim = config.data.src, config.data.tgt, config.optim
     data = plain
     text: tuple[Sequence[str], Sequence[str]] = ((), ())
     if config.bpe.dropout:
         sides = [read_lines(paths.clean / f"train.{language}") for language in (src, tgt)]
         text = tuple([side[row] for row in plain.rows] for side in sides)  # type: ignore[assignment]
-    epoch, first = progress.epoch, progress.update
-    while True:
+    first, done = progress.window, progress.update
+    for epoch in itertools.count(progress.epoch):
         if config.bpe.dropout:
             dropout, longest = config.bpe.dropout, config.encode.max_tokens
-            data = resample(plain, text, tokenizers, dropout, mix(seed, epoch) % 2**30, longest)
-        plan = plan_updates(data.src.lengths, data.tgt.lengths, config.optim.batch_tokens, seed, epoch)
-        for number in range(first, len(plan)):
-            yield data, plan[number], (epoch, number + 1)
-        epoch, first = epoch + 1, 0
+            data = resample(plain, text, tokenizers, dropout, mix(optim.seed, epoch) % 2**30, longest)
+        lengths = data.src.lengths, data.tgt.lengths
+        plans = plan_epoch(*lengths, optim.batch_tokens, optim.buckets, optim.seed, epoch, first)
+        for number, plan in enumerate(plans, first):
+            for place in range(done, len(plan)):
+                yield data, plan[place], (epoch, number, place + 1)
+            done = 0
+        first = 0
 
 
 def is_over(config: Config, progress: Progress) -> bool:

@@ -39,8 +39,10 @@ class Progress:
 
     step: int = 0
     epoch: int = 0
+    window: int = 0
+    """Of the pairs of this epoch; see nmt.batching.windows."""
     update: int = 0
-    """Updates of this epoch that are done."""
+    """Updates of this window that are done."""
     best_score: float | None = None
     """Of the dev set, higher is better: BLEU, or minus the loss."""
     best_step: int = 0
