@@ -93,7 +93,7 @@ def train_model(
 def header(trainer: Trainer, data: ParallelDataset, run: Path) -> str:
     """What is trained, on what and for how long, in one line; an epoch has as many updates as the first has."""
     optim, world = trainer.config.optim, trainer.world
-    updates = count_updates(data.src.lengths, data.tgt.lengths, optim.batch_tokens, optim.buckets, optim.seed)
+    updates = count_updates(data.src.lengths, data.tgt.lengths, optim.batch_tokens, optim.length_buckets, optim.seed)
     size = sum(parameter.numel() for parameter in trainer.model.parameters())
     gpu = f" ({torch.cuda.get_device_name(world.device)})" if world.device.type == "cuda" else ""
     return (
@@ -189,7 +189,7 @@ def updates(
             dropout, longest = config.bpe.dropout, config.encode.max_tokens
             data = resample(plain, text, tokenizers, dropout, mix(optim.seed, epoch) % 2**30, longest)
         lengths = data.src.lengths, data.tgt.lengths
-        plans = plan_epoch(*lengths, optim.batch_tokens, optim.buckets, optim.seed, epoch, first)
+        plans = plan_epoch(*lengths, optim.batch_tokens, optim.length_buckets, optim.seed, epoch, first)
         for number, plan in enumerate(plans, first):
             for place in range(done, len(plan)):
                 yield data, plan[place], (epoch, number, place + 1)
