@@ -17,7 +17,7 @@ from nmt.batching import plan_epoch
 from nmt.dataset import open_dataset
 from nmt.distributed import World
 from nmt.errors import CheckpointError, LostContact, NmtError, Preempted
-from nmt.step import StepStats, Trainer, train_step
+from nmt.step import StepStats, Trainer, prepare, train_step
 from nmt.text import read_lines
 from nmt.tokenizer import load_tokenizers
 from nmt.training import Meter, give_up, is_finished, is_over, peak_memory, resume, save, tell, train_model, updates
@@ -322,7 +322,7 @@ def test_lost_contact_is_told_as_a_consequence(tmp_path, word, monkeypatch):
 def test_what_was_saved_is_what_goes_on(paths, tmp_path):
     data = open_dataset(paths.encode, "train", "en", "zh")
     trainer, other = (Trainer.build(settings("optim.precision=float16"), ALONE, (340, 340)) for _ in range(2))
-    train_step(trainer, data, np.arange(9), 1)
+    train_step(trainer, prepare(trainer, data, np.arange(9)), 1)
     progress = Progress(step=5, epoch=1, update=2, best_score=3.5, best_step=4, worse=1, skipped=2, device_tokens=7)
     trainer.scaler.load_state_dict(trainer.scaler.state_dict() | {"scale": 1024.0, "_growth_tracker": 6})
     save(trainer, tmp_path, progress)
