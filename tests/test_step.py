@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -222,6 +223,48 @@ def test_a_mixed_seed_depends_on_each_number_and_their_order():
     drawn = np.array([mix(1, number) for number in range(2000)], dtype=np.float64) / 2**63
     assert abs(drawn.mean() - 0.5) < 0.03, "no bit is always the same"
     assert (drawn < 0.5).mean() == pytest.approx(0.5, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        (),
+        ("model.norm=pre", "model.norm_kind=rms", "model.activation=swiglu", "model.position=rope"),
+        ("model.position=learned", "model.attention_dropout=0.1", "model.kv_heads=1"),
+        ("optim.clip_norm=0", "train.device_tokens=12"),
+    ],
+)
+def test_a_step_reads_no_value_from_its_device(monkeypatch, changes):
+    """Tensors of torch's "meta" device have no values: whoever asked for one, as `item` does, would get an error."""
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: False)
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: step.contextlib.nullcontext())
+    monkeypatch.setattr(torch.optim.adam, "_device_dtype_check_for_fused", lambda *_, **__: None)
+    rng = np.random.default_rng(0)
+    data = of_lengths(*rng.integers(1, 30, (2, 60)).tolist())
+    trainer = Trainer.build(settings(*changes), World(0, 1, torch.device("meta")), (340, 340))
+    for number in (1, 2):
+        update = prepare(trainer, data, np.arange(40))
+        assert len(update.micro_batches) > 1
+        stats = train_step(trainer, update, number)
+    assert trainer.optimizer.state, "Adam has taken its steps"
+    for value in (stats.loss, stats.nll, stats.grad_norm, stats.skipped):
+        with pytest.raises(RuntimeError, match="meta"):
+            value.item()
+
+
+def test_an_update_is_prepared_alike_in_any_thread_with_all_that_messages_and_measurements_need(data):
+    trainer, pairs = build(), np.arange(5, 45)
+    with ThreadPoolExecutor(1) as thread:
+        found = thread.submit(prepare, trainer, data, pairs).result()
+    parts = step.micro_batches(trainer, data, pairs)
+    assert [part.number for part in found.micro_batches] == list(range(len(parts)))
+    assert found.rows.tolist() == data.rows[pairs].tolist()
+    for part, expected in zip(found.micro_batches, parts, strict=True):
+        assert part.pairs.tolist() == expected.tolist()
+        assert part.rows.tolist() == data.rows[expected].tolist()
+        batch = collate(*data.take(expected))
+        for name in ("src", "tgt_in", "tgt_out", "real"):
+            assert torch.equal(getattr(part.batch, name), getattr(batch, name))
 
 
 # ── the parts of a training ─────────────────────────────────────────────────────────────────────────────────────────

@@ -99,9 +99,10 @@ def plan_epoch(
 
 
 def count_updates(src_lengths: Numbers, tgt_lengths: Numbers, batch_tokens: int, buckets: int, seed: int) -> int:
-    """Updates of an epoch, if all its windows have as many for each pair as the first."""
-    updates = next(plan_epoch(src_lengths, tgt_lengths, batch_tokens, buckets, seed, 0))
-    return round(len(updates) * len(src_lengths) / sum(map(len, updates)))
+    """Updates of an epoch, if all its pairs have as many as a window of them, which are spread evenly over the corpus."""
+    window = np.arange(0, len(src_lengths), -(-len(src_lengths) // WINDOW))
+    updates = plan_updates(window, src_lengths, tgt_lengths, batch_tokens, buckets, [seed, 0, 1])
+    return round(len(updates) * len(src_lengths) / len(window))
 
 
 def area(src_lengths: Numbers, tgt_lengths: Numbers) -> int:

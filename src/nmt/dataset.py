@@ -8,6 +8,7 @@ import functools
 import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -206,23 +207,21 @@ def open_dataset(folder: Path, split: str, src: str, tgt: str, *, verify: bool =
     """
     meta = read_meta(folder)
     sizes = dict(zip(meta["languages"], meta["vocab_size"], strict=True))
+    for language in (src, tgt):
+        if language not in sizes:
+            raise DataError(f"{folder} has {', '.join(sizes)}, not {language}; check data.src and data.tgt.")
 
-    def checked(name: str) -> Path:
-        if not verify:
-            return folder / name
+    def check(name: str) -> None:
         try:
             found = sha256_of(folder / name)
         except OSError as error:
             raise DataError(f"cannot read {told(error, folder / name)}; run nmt encode again.") from error
         if found != meta["sha256"].get(name):
             raise DataError(f"{folder / name} is not what was written (its SHA-256 differs); run nmt encode again.")
-        return folder / name
 
     def column(language: str) -> Column:
-        if language not in sizes:
-            raise DataError(f"{folder} has {', '.join(sizes)}, not {language}; check data.src and data.tgt.")
-        offsets = _mapped(checked(f"{split}.{language}.offsets"), np.int64)
-        path = checked(f"{split}.{language}.ids")
+        offsets = _mapped(folder / f"{split}.{language}.offsets", np.int64)
+        path = folder / f"{split}.{language}.ids"
         ids = _mapped(path, np.uint16 if sizes[language] <= 2**16 else np.uint32)
         found = Column(ids, offsets)
         wrong = not len(offsets) or offsets[0] or offsets[-1] != len(ids)
@@ -230,8 +229,12 @@ def open_dataset(folder: Path, split: str, src: str, tgt: str, *, verify: bool =
             raise DataError(f"{path} has {counted(len(ids), 'token')}, but others are listed; run nmt encode again.")
         return found
 
+    if verify:
+        names = [f"{language}.{kind}" for language in dict.fromkeys((src, tgt)) for kind in ("ids", "offsets")]
+        with ThreadPoolExecutor() as pool:  # While one file is hashed, Python goes on.
+            list(pool.map(check, (f"{split}.{name}" for name in (*names, "rows"))))
     sides = column(src), column(tgt)
-    rows = _mapped(checked(f"{split}.rows"), np.int64)
+    rows = _mapped(folder / f"{split}.rows", np.int64)
     if {len(side) for side in sides} != {len(rows)}:
         raise DataError(f"{folder} has sides of different lengths in {split}; run nmt encode again.")
     return ParallelDataset(*sides, rows)

@@ -191,7 +191,7 @@ def train_step(trainer: Trainer, update: Update, step: int) -> StepStats:
         started = _lap(seconds, "data", started)
         # Dropout's randomness is a function of what is computed, so going on needs no generator's state, and another
         # number of processes draws the same masks where the update is cut the same.
-        torch.manual_seed(mix(optim.seed, step, part.number + 1))
+        seed(world.device, mix(optim.seed, step, part.number + 1))
         # Gradients are exchanged once, in the backward pass of the last micro-batch.
         last = turn == len(mine) - 1
         with contextlib.nullcontext() if last else trainer.alone(), memory_told(trainer, update.data, part.pairs):
@@ -346,6 +346,15 @@ def _pass(trainer: Trainer, data: ParallelDataset, pairs: Numbers) -> None:
         with trainer.precision():
             loss, _ = trainer.parallel(batch.src, batch.tgt_in, batch.tgt_out, batch.real)
         (loss * 0.0).backward()
+
+
+def seed(device: torch.device, number: int) -> None:
+    """Begin the random numbers of a device anew."""
+    if device.type == "cpu":
+        # torch's function notes this for GPUs that may still be asked for, with the stack, which takes a millisecond.
+        torch.default_generator.manual_seed(number)
+    else:
+        torch.manual_seed(number)
 
 
 def mix(*numbers: int) -> int:
