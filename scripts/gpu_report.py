@@ -127,7 +127,7 @@ def relative(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
 
 def updates_of(data: ParallelDataset, config: Config) -> list[Numbers]:
     optim, lengths = config.optim, (data.src.lengths, data.tgt.lengths)
-    return next(plan_epoch(*lengths, optim.batch_tokens, optim.buckets, optim.seed, 0))
+    return next(plan_epoch(*lengths, optim.batch_tokens, optim.length_buckets, optim.seed, 0))
 
 
 @torch.no_grad()

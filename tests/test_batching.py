@@ -135,6 +135,13 @@ def test_with_buckets_updates_are_alike_and_no_two_of_them_come_together_always(
         assert abs(np.corrcoef(numbers, np.arange(len(numbers)))[0, 1]) < 0.3, "within a bucket, chunks come by chance"
 
 
+@pytest.mark.parametrize(("batch_tokens", "buckets"), [(100, 1), (511, 1), (512, 2), (1024, 4), (25_000, 8)])
+def test_how_many_buckets_there_are_by_default_depends_on_the_size_of_an_update(batch_tokens, buckets):
+    lengths = np.random.default_rng(0).integers(1, 40, (2, 3000))
+    default, chosen = planned(lengths, batch_tokens, 0), planned(lengths, batch_tokens, buckets)
+    assert list(map(list, default)) == list(map(list, chosen))
+
+
 def test_long_pairs_do_not_make_an_update_larger_than_it_may_be():
     src = np.array([300] * 40 + [3] * 400)
     updates = planned((src, src), 1000, 4)  # A chunk may have 250 tokens.

@@ -328,7 +328,7 @@ def test_the_first_line_of_a_training_says_what_is_trained_where_and_for_how_lon
     trainer = replace(Trainer.build(config, ALONE, (340, 340)), world=world)
     line = training.header(trainer, data, Path("runs/x"))
     optim, lengths = config.optim, (data.src.lengths, data.tgt.lengths)
-    updates = len(next(plan_epoch(*lengths, optim.batch_tokens, optim.buckets, optim.seed, 0)))
+    updates = len(next(plan_epoch(*lengths, optim.batch_tokens, optim.length_buckets, optim.seed, 0)))
     epochs, rounded = optim.max_steps / updates, 0 if optim.max_steps >= 10 * updates else 1
     assert f"({epochs:,.{rounded}f} epochs of {updates:,} updates)" in line
     size = sum(parameters(config.model, 340, None if config.bpe.joint else 340).values())

@@ -21,8 +21,8 @@ from nmt import batching, checkpoint, training
 from nmt.batching import plan_epoch
 from nmt.dataset import Column, ParallelDataset, open_dataset
 from nmt.distributed import World
-from nmt.errors import CheckpointError, LostContact, NmtError, Preempted
-from nmt.step import StepStats, Trainer, prepare, train_step
+from nmt.errors import CheckpointError, DataError, LostContact, NmtError, Preempted
+from nmt.step import StepStats, Trainer, largest, prepare, train_step
 from nmt.text import read_lines
 from nmt.tokenizer import load_tokenizers
 from nmt.training import Meter, give_up, is_finished, is_over, peak_memory, resume, save, tell, train_model, updates
@@ -167,17 +167,15 @@ def test_no_work_in_python_before_the_first_batch_or_in_a_step_grows_with_the_co
             calls[0] += 1
 
         sys.setprofile(count)
-        threading.setprofile(count)
         training.header(trainer, data, paths.run)
-        step.largest(trainer, data)
-        with contextlib.closing(training.prepared(trainer, updates(config, paths, data, tokenizers, Progress()))) as found:
-            next(found)
-            sys.setprofile(None)
-            threading.setprofile(None)
+        largest(trainer, data)
+        _, plan, _, _ = next(training.plans(config, paths, data, tokenizers, Progress()))
+        prepare(trainer, data, plan[0])
+        sys.setprofile(None)
         counts.append(calls[0])
         tracemalloc.start()
         for number in range(3):
-            step.prepare(trainer, data, np.arange(number, pairs, pairs // 90))
+            prepare(trainer, data, np.arange(number, pairs, pairs // 90))
         sizes.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert counts[1] < 1.2 * counts[0], counts
@@ -206,7 +204,9 @@ def test_updates_and_their_pieces_are_the_same_from_wherever_a_training_goes_on(
 def test_only_the_text_of_windows_that_are_planned_is_cut_anew(paths, monkeypatch):
     monkeypatch.setattr(batching, "WINDOW", 40)
     cut, honest = [], training.resample
-    monkeypatch.setattr(training, "resample", lambda plain, pairs, *more: cut.append(pairs) or honest(plain, pairs, *more))
+    monkeypatch.setattr(
+        training, "resample", lambda plain, pairs, *more: cut.append(pairs) or honest(plain, pairs, *more)
+    )
     config, tokenizers = settings("bpe.dropout=0.3"), load_tokenizers(paths.bpe, "en", "zh")
     plain = open_dataset(paths.encode, "train", "en", "zh")
     with contextlib.closing(updates(config, paths, plain, tokenizers, Progress(epoch=2, window=1))) as found:

@@ -24,6 +24,9 @@ Numbers = npt.NDArray[np.int64]
 WINDOW = 2**17
 """Pairs of an epoch that are planned together; bounds the time to the first update and keeps a large epoch mixed."""
 
+CHUNK = 256
+"""Tokens that an update has of each bucket where the number of buckets is not given, up to 8 of them."""
+
 OVERHEAD = {"cpu": 64, "cuda": 16_384}
 """What a micro-batch costs besides its token slots, in slots of both sides; on a GPU the launch of its kernels."""
 
@@ -58,8 +61,9 @@ def plan_updates(
     The pairs, sorted by length, are cut into chunks of at most batch_tokens / buckets real tokens on either side (a
     longer pair is alone), and neighbouring chunks make a bucket. An update takes one chunk of each bucket by chance:
     so it has short and long sentences, as the corpus has, and each chunk can be computed almost without padding. None
-    has more than `batch_tokens` on either side, but a pair that has more itself.
+    has more than `batch_tokens` on either side, but a pair that has more itself. 0 buckets: one for every CHUNK tokens.
     """
+    buckets = buckets or min(8, max(1, batch_tokens // CHUNK))
     rng = np.random.default_rng(seed)
     order = window[by_length(src_lengths[window], tgt_lengths[window])]
     sides = [lengths[order] for lengths in (src_lengths, tgt_lengths)]
@@ -99,7 +103,7 @@ def plan_epoch(
 
 
 def count_updates(src_lengths: Numbers, tgt_lengths: Numbers, batch_tokens: int, buckets: int, seed: int) -> int:
-    """Updates of an epoch, if all its pairs have as many as a window of them, which are spread evenly over the corpus."""
+    """Updates of an epoch, if all its pairs have as many as a window of them, spread evenly over the corpus."""
     window = np.arange(0, len(src_lengths), -(-len(src_lengths) // WINDOW))
     updates = plan_updates(window, src_lengths, tgt_lengths, batch_tokens, buckets, [seed, 0, 1])
     return round(len(updates) * len(src_lengths) / len(window))

@@ -425,11 +425,6 @@ class OptimConfig:
             ),
         )
 
-    @property
-    def buckets(self) -> int:
-        """`length_buckets`, or what 0 chooses."""
-        return self.length_buckets or min(8, max(1, self.batch_tokens // 256))
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:

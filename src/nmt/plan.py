@@ -264,7 +264,7 @@ def look_at_data(config: Config, stages: Sequence[Stage]) -> Data:
             src_tokens=int(src.sum()),
             tgt_tokens=int(tgt.sum()),
             longest=int(max(src.max(), tgt.max())),
-            updates=count_updates(src, tgt, config.optim.batch_tokens, config.optim.buckets, config.optim.seed),
+            updates=count_updates(src, tgt, config.optim.batch_tokens, config.optim.length_buckets, config.optim.seed),
             vocab=vocab,
             exact=True,
         )
@@ -354,7 +354,7 @@ def measure(config: Config, stages: Sequence[Stage], device: str, steps: int = 5
     data = open_dataset(encode, "train", config.data.src, config.data.tgt)
     world = World(0, 1, choose_device(device))
     optim, lengths = config.optim, (data.src.lengths, data.tgt.lengths)
-    updates = next(plan_epoch(*lengths, optim.batch_tokens, optim.buckets, optim.seed, 0))
+    updates = next(plan_epoch(*lengths, optim.batch_tokens, optim.length_buckets, optim.seed, 0))
     trainer = rehearse(Trainer.build(config, world, _vocab(config, encode)), data)
     chosen = updates[: steps + 1]
     begun = time.perf_counter()

@@ -101,7 +101,7 @@ def train_model(
 def header(trainer: Trainer, data: ParallelDataset, run: Path) -> str:
     """What is trained, on what and for how long, in one line; an epoch has as many updates as the first has."""
     optim, world = trainer.config.optim, trainer.world
-    updates = count_updates(data.src.lengths, data.tgt.lengths, optim.batch_tokens, optim.buckets, optim.seed)
+    updates = count_updates(data.src.lengths, data.tgt.lengths, optim.batch_tokens, optim.length_buckets, optim.seed)
     size = sum(parameter.numel() for parameter in trainer.model.parameters())
     gpu = f" ({torch.cuda.get_device_name(world.device)})" if world.device.type == "cuda" else ""
     return (
@@ -225,7 +225,7 @@ def plans(
                 cut_anew = (tokenizers, dropout, mix(*seed) % 2**30, config.encode.max_tokens)
                 data, pairs = resample(plain, pairs, (src, tgt), *cut_anew), np.arange(len(pairs))
             lengths = data.src.lengths, data.tgt.lengths
-            yield data, plan_updates(pairs, *lengths, optim.batch_tokens, optim.buckets, seed), epoch, window
+            yield data, plan_updates(pairs, *lengths, optim.batch_tokens, optim.length_buckets, seed), epoch, window
 
 
 def is_over(config: Config, progress: Progress) -> bool:
