@@ -4,6 +4,7 @@ import itertools
 import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from importlib import import_module
 from types import SimpleNamespace
 
 import numpy as np
@@ -238,7 +239,7 @@ def test_a_step_reads_no_value_from_its_device(monkeypatch, changes):
     """Tensors of torch's "meta" device have no values: whoever asked for one, as `item` does, would get an error."""
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: False)
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: step.contextlib.nullcontext())
-    monkeypatch.setattr(torch.optim.adam, "_device_dtype_check_for_fused", lambda *_, **__: None)
+    monkeypatch.setattr(import_module("torch.optim.adam"), "_device_dtype_check_for_fused", lambda *_, **__: None)
     rng = np.random.default_rng(0)
     data = of_lengths(*rng.integers(1, 30, (2, 60)).tolist())
     trainer = Trainer.build(settings(*changes), World(0, 1, torch.device("meta")), (340, 340))

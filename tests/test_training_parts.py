@@ -160,7 +160,7 @@ def evenly(pairs: int) -> ParallelDataset:
 def test_no_work_in_python_before_the_first_batch_or_in_a_step_grows_with_the_corpus(paths):
     config, tokenizers = settings("optim.batch_tokens=2000"), load_tokenizers(paths.bpe, "en", "zh")
     trainer, counts, sizes = Trainer.build(config, ALONE, (340, 340)), [], []
-    for pairs in (2 * batching.WINDOW, 16 * batching.WINDOW):
+    for pairs in (2 * batching.WINDOW, 8 * batching.WINDOW):
         data, calls = evenly(pairs), [0]
 
         def count(*_, calls=calls):
@@ -213,6 +213,17 @@ def test_only_the_text_of_windows_that_are_planned_is_cut_anew(paths, monkeypatc
         next(found)
     assert 1 <= len(cut) <= 2, "its own and at most the next one, which is planned meanwhile"
     assert cut[0].tolist() == list(batching.windows(150, config.optim.seed, 2))[1].tolist()
+
+
+def test_each_window_of_each_epoch_and_seed_is_cut_by_numbers_of_its_own(paths, monkeypatch):
+    monkeypatch.setattr(batching, "WINDOW", 60)
+    seeds, tokenizers = [], load_tokenizers(paths.bpe, "en", "zh")
+    plain = open_dataset(paths.encode, "train", "en", "zh")
+    monkeypatch.setattr(training, "resample", lambda *given: seeds.append(given[5]) or plain)
+    for changes in ((), ("optim.seed=2",), ()):
+        list(islice(training.plans(settings("bpe.dropout=0.3", *changes), paths, plain, tokenizers, Progress()), 9))
+    assert len(set(seeds)) == 18, "three windows of three epochs"
+    assert seeds[:9] == seeds[18:]
 
 
 @pytest.mark.parametrize("end", ["whole", "raises", "stops"])
