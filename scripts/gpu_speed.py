@@ -13,7 +13,7 @@ from nmt.dataset import ParallelDataset
 from nmt.loss import label_smoothed_loss
 from nmt.model import Transformer
 from nmt.sizes import training_flops
-from nmt.step import Trainer, train_step
+from nmt.step import Trainer, prepare, train_step
 
 PAPER_VOCAB = 37_000
 """Pieces of the paper's English-German vocabulary."""
@@ -101,7 +101,7 @@ def pace(report: Report, at: Setting, name: str, device_tokens: int, peak: float
     src, tgt = (column.lengths.astype(float) for column in (data.src, data.tgt))
     warm, begun = (1 if at.tiny else 10 if compiled else 4), time.perf_counter()
     for step, update in enumerate(islice(cycle(updates), warm), 1):
-        train_step(trainer, data, update, step)
+        train_step(trainer, prepare(trainer, data, update), step)
     at.wait()
     if compiled:
         report.add(f"{title}: first {warm} steps, compiling", time.perf_counter() - begun, "s")
@@ -109,7 +109,7 @@ def pace(report: Report, at: Setting, name: str, device_tokens: int, peak: float
     begun, longest = time.perf_counter(), 0.2 if at.tiny else min(4.0, at.left / 2)
     while time.perf_counter() - begun < longest:
         update = updates[(warm + steps) % len(updates)]
-        stats = train_step(trainer, data, update, warm + steps + 1)
+        stats = train_step(trainer, prepare(trainer, data, update), warm + steps + 1)
         flops += float(training_flops(trainer.config.model, vocab, src[update], tgt[update]).sum())
         tokens, steps, waits = tokens + stats.tokens, steps + 1, waits + stats.seconds["data"]
     at.wait()
@@ -128,11 +128,11 @@ def profile_steps(at: Setting, name: str, device_tokens: int) -> None:
 
     trainer, data = trainer_of(at, name, device_tokens, compiled=False)
     updates = updates_of(data, trainer.config)
-    train_step(trainer, data, updates[0], 1)
+    train_step(trainer, prepare(trainer, data, updates[0]), 1)
     cuda = at.device.type == "cuda"
     with profile(activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * cuda) as seen:
         for step in range(2, 3 if at.tiny else 5):
-            train_step(trainer, data, updates[step % len(updates)], step)
+            train_step(trainer, prepare(trainer, data, updates[step % len(updates)]), step)
         at.wait()
     order = "self_cuda_time_total" if cuda else "self_cpu_time_total"
     text = seen.key_averages().table(sort_by=order, row_limit=40, max_name_column_width=80)

@@ -1,5 +1,6 @@
 """Updates and micro-batches: pure functions, so properties over any lengths."""
 
+import contextlib
 import itertools
 import math
 
@@ -293,8 +294,8 @@ def test_padding_is_small_on_the_real_corpus(foreign_data):
 
 
 def test_a_batch_shifts_the_target_and_pads_with_pad():
-    rows = [np.array([7, 8, 9, EOS]), np.array([5, EOS])]
-    batch = collate(rows, [np.array([4, 5, EOS]), np.array([6, EOS])])
+    rows = [[7, 8, 9, EOS], [5, EOS, PAD, PAD]]
+    batch = collate(np.array(rows), np.array([[4, 5, EOS], [6, EOS, PAD]]))
     assert batch.src.tolist() == [[7, 8, 9, EOS], [5, EOS, PAD, PAD]]
     assert batch.tgt_in.tolist() == [[BOS, 4, 5], [BOS, 6, PAD]]
     assert batch.tgt_out.tolist() == [[4, 5, EOS], [6, EOS, PAD]]
@@ -323,23 +324,35 @@ def test_the_same_pairs_make_an_update_on_any_number_of_processes(processes):
         assert sorted(np.concatenate(parts)) == sorted(update)
 
 
-def test_a_batch_goes_to_a_device_from_pinned_memory_without_waiting():
+def test_a_batch_goes_to_a_device_from_memory_pinned_for_it_without_waiting(monkeypatch):
+    current = [0]  # Which is that of each new thread.
+
+    @contextlib.contextmanager
+    def device(wanted):
+        current.append(wanted.index)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+
     class Ids:
-        def __init__(self, name, pinned=False):
+        def __init__(self, name, pinned=None):
             self.name, self.pinned = name, pinned
 
         def pin_memory(self):
-            return Ids(self.name, pinned=True)
+            return Ids(self.name, pinned=current[-1])
 
         def to(self, device, non_blocking=False):
-            return self.name, self.pinned, device, non_blocking
+            return self.name, self.pinned == 1, device, non_blocking
 
     batch, gpu = Batch(*map(Ids, ("src", "tgt_in", "tgt_out", "real")), 7, 9), torch.device("cuda", 1)
-    moved = batch.to(gpu)
+    moved = batch.pinned(gpu).to(gpu)
+    assert current == [0]
     for name in ("src", "tgt_in", "tgt_out", "real"):
         assert getattr(moved, name) == (name, True, gpu, True)
     assert (moved.tokens, moved.slots) == (7, 9)
-    assert batch.to(torch.device("cpu")) is batch
+    cpu = torch.device("cpu")
+    assert batch.pinned(cpu).to(cpu) is batch
 
 
 # ── batches of translation ──────────────────────────────────────────────────────────────────────────────────────────

@@ -8,10 +8,9 @@ YAML file is one experiment anywhere.
 import itertools
 import math
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -104,9 +103,10 @@ def plan_epoch(
 
 
 def count_updates(src_lengths: Numbers, tgt_lengths: Numbers, batch_tokens: int, buckets: int, seed: int) -> int:
-    """Updates of an epoch, if all its windows have as many for each pair as the first."""
-    updates = next(plan_epoch(src_lengths, tgt_lengths, batch_tokens, buckets, seed, 0))
-    return round(len(updates) * len(src_lengths) / sum(map(len, updates)))
+    """Updates of an epoch, if all its pairs have as many as a window of them, spread evenly over the corpus."""
+    window = np.arange(0, len(src_lengths), -(-len(src_lengths) // WINDOW))
+    updates = plan_updates(window, src_lengths, tgt_lengths, batch_tokens, buckets, [seed, 0, 1])
+    return round(len(updates) * len(src_lengths) / len(window))
 
 
 def area(src_lengths: Numbers, tgt_lengths: Numbers) -> int:
@@ -191,35 +191,32 @@ class Batch:
     slots: int
     """Token slots of both sides, padding included."""
 
-    def to(self, device: torch.device) -> "Batch":
-        """The same batch on another device."""
-        if device.type == "cpu":
+    def pinned(self, device: torch.device) -> "Batch":
+        """The same batch in memory from which it is copied to this device while the host goes on."""
+        if device.type != "cuda":
             return self
-        src, tgt_in, tgt_out, real = (
-            ids.pin_memory().to(device, non_blocking=True) for ids in (self.src, self.tgt_in, self.tgt_out, self.real)
-        )
+        with torch.cuda.device(device):  # A thread begins with the first GPU, and pinning would take memory there.
+            return self._each(lambda ids: ids.pin_memory())
+
+    def to(self, device: torch.device) -> "Batch":
+        """The same batch on another device; nothing waits for a copy from pinned memory."""
+        return self if device.type == "cpu" else self._each(lambda ids: ids.to(device, non_blocking=True))
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+        src, tgt_in, tgt_out, real = map(change, (self.src, self.tgt_in, self.tgt_out, self.real))
         return Batch(src, tgt_in, tgt_out, real, self.tokens, self.slots)
 
 
-def pad(rows: Sequence[npt.NDArray[Any]]) -> npt.NDArray[np.int64]:
-    """Rows of ids as one matrix as wide as the longest, filled up with pad."""
-    matrix = np.full((len(rows), max(len(row) for row in rows)), PAD, dtype=np.int64)
-    for number, row in enumerate(rows):
-        matrix[number, : len(row)] = row
-    return matrix
-
-
-def collate(src: Sequence[npt.NDArray[Any]], tgt: Sequence[npt.NDArray[Any]]) -> Batch:
-    """A batch from rows of ids that end with eos."""
-    src_ids, tgt_out = pad(src), pad(tgt)
-    tgt_in = np.full_like(tgt_out, BOS)
-    tgt_in[:, 1:] = tgt_out[:, :-1]
+def collate(src_ids: npt.NDArray[np.int64], tgt_ids: npt.NDArray[np.int64]) -> Batch:
+    """A batch from both sides of its pairs as matrices of ids, whose rows end with eos and are filled up with pad."""
+    tgt_in = np.full_like(tgt_ids, BOS)
+    tgt_in[:, 1:] = tgt_ids[:, :-1]
     # The eos of a shorter row would stand before its padding; it is no input, since nothing follows it.
-    tgt_in[:, 1:][tgt_out[:, 1:] == PAD] = PAD
-    tokens = sum(map(len, src)) + sum(map(len, tgt))
-    arrays = (src_ids, tgt_in, tgt_out, np.flatnonzero(tgt_out != PAD))
-    src_BS, tgt_BT, out_BT, real_N = (torch.from_numpy(array) for array in arrays)
-    return Batch(src_BS, tgt_BT, out_BT, real_N, tokens, src_ids.size + tgt_out.size)
+    tgt_in[:, 1:][tgt_ids[:, 1:] == PAD] = PAD
+    real = np.flatnonzero(tgt_ids != PAD)
+    tokens = int(np.count_nonzero(src_ids != PAD)) + len(real)
+    src_BS, tgt_BT, out_BT, real_N = (torch.from_numpy(array) for array in (src_ids, tgt_in, tgt_ids, real))
+    return Batch(src_BS, tgt_BT, out_BT, real_N, tokens, src_ids.size + tgt_ids.size)
 
 
 def padding_share(micro_batches: Sequence[Numbers], src_lengths: Numbers, tgt_lengths: Numbers) -> float:

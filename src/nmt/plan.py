@@ -348,7 +348,7 @@ def measure(config: Config, stages: Sequence[Stage], device: str, steps: int = 5
     from nmt.batching import plan_epoch
     from nmt.dataset import open_dataset
     from nmt.distributed import World, choose_device
-    from nmt.step import Trainer, rehearse, train_step
+    from nmt.step import Trainer, prepare, rehearse, train_step
 
     encode = stages[2].writes
     data = open_dataset(encode, "train", config.data.src, config.data.tgt)
@@ -359,7 +359,7 @@ def measure(config: Config, stages: Sequence[Stage], device: str, steps: int = 5
     chosen = updates[: steps + 1]
     begun = time.perf_counter()
     for step, update in enumerate(chosen, 1):
-        stats = train_step(trainer, data, update, step)
+        stats = train_step(trainer, prepare(trainer, data, update), step)
         float(stats.loss)  # Waits for the device.
         if step == 1 and len(chosen) > 1:
             begun = time.perf_counter()
