@@ -28,13 +28,15 @@ MAP = {
     "runs": {"pipeline", "provenance", "sizes"},
     "plan": {"pipeline", "batching", "dataset", "distributed", "launch", "step", "loss", "sizes", "tracking"},
     # ── the street ──
-    "training": {"resume", "validation", "watch", "launch", "step", "dataset", "batching", "checkpoint", "tracking",
-                 "distributed", "provenance", "tokenizer", "corpus", "sizes", "machine", "overlap", "prefetch"},
+    "training": {"resume", "saving", "validation", "watch", "launch", "step", "dataset", "batching", "checkpoint",
+                 "tracking", "distributed", "provenance", "tokenizer", "corpus", "sizes", "machine", "overlap",
+                 "prefetch"},
     "averaging": {"validation", "step", "checkpoint", "tokenizer", "distributed", "provenance"},
     "resume": {"validation", "step", "checkpoint", "provenance", "distributed"},
     "validation": {"step", "dataset", "checkpoint", "tracking", "translation", "scoring", "tokenizer", "corpus",
                    "distributed", "provenance"},
     "watch": {"step", "batching", "distributed", "launch"},
+    "saving": set(),  # A thread and its copies; what is written is the business of who starts it.
     "step": {"batching", "dataset", "distributed", "loss", "model", "optimizer", "sizes"},
     "evaluation": {"scoring", "overlap"},
     "translate_files": {"translation"},

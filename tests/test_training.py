@@ -23,6 +23,7 @@ from nmt.dataset import encode_corpus, open_dataset
 from nmt.distributed import World
 from nmt.errors import CheckpointError, ConfigError
 from nmt.provenance import TrainPaths, read_config
+from nmt.saving import Saver
 from nmt.sizes import parameters
 from nmt.step import StepStats, Trainer, TrainingModel, micro_batches, prepare, train_step
 from nmt.symbols import PAD
@@ -151,7 +152,7 @@ def seconds_of(step: int) -> float:
 
 def clocked(monkeypatch, breaks_at: int = 0) -> None:
     """Steps of known tokens, operations and seconds, and pauses of hours; nothing is computed."""
-    clock, honest, save_checkpoint = Clock(), training.save, checkpoint.save
+    clock, honest = Clock(), Saver.save
 
     def take_step(trainer, update, step):
         if step == breaks_at:
@@ -165,22 +166,18 @@ def clocked(monkeypatch, breaks_at: int = 0) -> None:
         clock.now += 3600 + progress.step
         return dataclasses.replace(progress, best_step=progress.step)
 
-    def save(*arguments):
+    def save(*arguments, **more):
         clock.now += 600
-        honest(*arguments)
-
-    def save_best(folder, *more):
-        clock.now += 90
-        save_checkpoint(folder, *more)
+        honest(*arguments, **more)
 
     class Meter(training.Meter):
         def __init__(self, world, precision):
             super().__init__(world, precision)
             self.peak = 1e4
 
-    for name, fake in {"time": clock, "train_step": take_step, "validate": look, "save": save, "Meter": Meter}.items():
+    for name, fake in {"time": clock, "train_step": take_step, "validate": look, "Meter": Meter}.items():
         monkeypatch.setattr(training, name, fake)
-    monkeypatch.setattr(checkpoint, "save", save_best)
+    monkeypatch.setattr(Saver, "save", save)
     moments = lambda _, model: {name: tensor.clone() for name, tensor in checkpoint._moments(model).items()}  # noqa: E731
     monkeypatch.setattr(checkpoint, "optimizer_tensors", moments)
     monkeypatch.setattr(training, "choose_final", lambda *_: None)
@@ -477,4 +474,4 @@ def test_memory_does_not_grow_with_each_shape_of_a_bfloat16_product():
 
 def test_progress_is_plain_numbers_that_json_keeps():
     progress = Progress(step=3, epoch=1, update=2, best_score=-1.5, best_step=2, worse=1)
-    assert Progress(**json.loads(json.dumps(training.asdict(progress)))) == progress
+    assert Progress(**json.loads(json.dumps(dataclasses.asdict(progress)))) == progress

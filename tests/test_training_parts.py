@@ -22,10 +22,11 @@ from nmt.batching import plan_epoch
 from nmt.dataset import Column, ParallelDataset, open_dataset
 from nmt.distributed import World
 from nmt.errors import CheckpointError, DataError, LostContact, NmtError, Preempted
+from nmt.saving import Saver, tell
 from nmt.step import StepStats, Trainer, largest, prepare, train_step
 from nmt.text import read_lines
 from nmt.tokenizer import load_tokenizers
-from nmt.training import Meter, give_up, is_finished, is_over, peak_memory, resume, save, tell, train_model, updates
+from nmt.training import Meter, give_up, is_finished, is_over, peak_memory, resume, train_model, updates
 from nmt.validation import Progress
 from tiny import ALONE, at, equal, metrics, settings, state
 
@@ -439,7 +440,8 @@ def test_what_was_saved_is_what_goes_on(paths, tmp_path):
     train_step(trainer, prepare(trainer, data, np.arange(9)), 1)
     progress = Progress(step=5, epoch=1, update=2, best_score=3.5, best_step=4, worse=1, skipped=2, device_tokens=7)
     trainer.scaler.load_state_dict(trainer.scaler.state_dict() | {"scale": 1024.0, "_growth_tracker": 6})
-    save(trainer, tmp_path, progress)
+    with Saver(trainer, tmp_path) as saver:
+        saver.save(progress)
     assert state(tmp_path) == {"state": "running", **asdict(progress)}
     loaded = resume(other, tmp_path, None)
     assert loaded == replace(progress, loss_scale=1024.0, scale_steps=6)
@@ -451,19 +453,19 @@ def test_what_was_saved_is_what_goes_on(paths, tmp_path):
 
 def test_only_the_newest_checkpoints_are_kept(paths, tmp_path):
     trainer = Trainer.build(settings("train.keep=2", "train.save_every=5"), ALONE, (340, 340))
-    for step in (5, 10, 13, 15):
-        save(trainer, tmp_path, Progress(step=step))
+    with Saver(trainer, tmp_path) as saver:
+        for step in (5, 10, 13, 15):
+            saver.save(Progress(step=step))
     assert [int(path.name[5:]) for path in checkpoint.saved_steps(tmp_path)] == [10, 15]
 
 
 def test_only_the_first_process_writes(paths, tmp_path):
-    waits = []
-    world = SimpleNamespace(rank=1, size=2, leads=False, device=ALONE.device, barrier=lambda: waits.append(1))
+    world = SimpleNamespace(rank=1, size=2, leads=False, device=ALONE.device)
     trainer = replace(Trainer.build(settings(), ALONE, (340, 340)), world=world)
-    save(trainer, tmp_path, Progress(step=5))
+    with Saver(trainer, tmp_path) as saver:
+        saver.save(Progress(step=5), best=True)
     tell(trainer, tmp_path, "running", Progress())
     assert list(tmp_path.iterdir()) == []
-    assert waits == [1], "but waits until all is on the disk"
 
 
 def test_weights_of_another_shape_or_without_the_vocabulary_are_refused(paths, finished, tmp_path):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from nmt import checkpoint, step, training
+from nmt import checkpoint, saving, step, training
 from nmt.dataset import open_dataset
 from nmt.distributed import World
 from nmt.errors import NmtError
@@ -326,7 +326,7 @@ def test_a_save_that_is_slow_for_torchrun_is_told(monkeypatch, caplog, under_tor
     monkeypatch.delenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", raising=False)
     if under_torchrun:
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", "7")
-    training.warn_of_grace(seconds)
+    saving.warn_of_grace(seconds)
     assert ("set TORCH_ELASTIC_SHUTDOWN_TIMEOUT to 64" in caplog.text) == told
 
 

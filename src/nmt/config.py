@@ -438,6 +438,8 @@ class TrainConfig:
     """First sentences of the dev set that are translated (greedily) at a validation; 0 translates none."""
     save_every: int = 1000
     """Steps between two checkpoints."""
+    save_minutes: Annotated[int, RUNTIME] = 30
+    """Minutes without a checkpoint after which one is saved to resume from, which is never averaged; 0 saves none."""
     log_every: Annotated[int, RUNTIME] = 50
     """Steps between two lines of the log."""
     keep: int = 5
@@ -455,6 +457,7 @@ class TrainConfig:
                 (getattr(self, name) >= 1, f"train.{name} is {getattr(self, name)}; give at least 1.")
                 for name in ("validate_every", "save_every", "log_every", "keep", "timeout", "silence")
             ),
+            (self.save_minutes >= 0, f"train.save_minutes is {self.save_minutes}; give 0 or more."),
             (
                 self.device_tokens == "auto" or self.device_tokens >= 1,
                 f"train.device_tokens is {self.device_tokens}; give at least 1, or auto.",

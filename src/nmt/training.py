@@ -4,11 +4,10 @@ import contextlib
 import itertools
 import logging
 import math
-import os
 import resource
 import time
 from collections.abc import Generator, Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from nmt.overlap import warn_of_overlap
 from nmt.prefetch import Prefetch
 from nmt.provenance import TrainPaths, open_run, unchanged
 from nmt.resume import require_equal_settings, require_equal_state, require_shared, resume
+from nmt.saving import Saver, tell
 from nmt.sizes import peak_flops
 from nmt.step import StepStats, Trainer, Update, mix, prepare, rehearse, train_step
 from nmt.text import read_object, write_json
@@ -77,6 +77,8 @@ def train_model(
             sizes = (len(dev.tokenizers[0]), len(dev.tokenizers[1]))
             trainer = Trainer.build(config, world, sizes, heartbeat)
             progress = resume(trainer, paths.run, init_from)
+            if world.leads and progress.step:  # A process that was killed may have left more than are averaged.
+                checkpoint.prune(paths.run, config.train.keep, config.train.save_every, progress.step)
             if not is_over(config, progress):
                 if world.leads:
                     log.info("train: %s", header(trainer, data, paths.run))
@@ -143,7 +145,7 @@ def loop(
     skips, meter = Skips(progress.skipped), Meter(trainer.world, trainer.config.optim.precision)
     trainer.model.train()
     planned = updates(trainer.config, paths, train_set, dev.tokenizers, progress)
-    with stop.stepping(), Prefetch(prepared(trainer, planned), AHEAD) as coming:
+    with stop.stepping(), Prefetch(prepared(trainer, planned), AHEAD) as coming, Saver(trainer, run) as saver:
         while not is_over(trainer.config, progress):
             trainer.at("waiting for its pairs", step=progress.step + 1)
             update, (epoch, window, done) = next(coming)
@@ -152,26 +154,30 @@ def loop(
             meter.add(stats, coming.waited)
             tracker.advance()
             last = progress.step >= trainer.config.optim.max_steps
-            due = progress.step % train.save_every == 0 or last
             skips.add(progress.step, stats.skipped, update.rows)
+            saver.check()
+            best = False
             if progress.step % train.log_every == 0 or last:
                 skips.settle()
                 tracker.numbers("train", progress.step, meter.report() | {"epoch": epoch, "skipped": skips.count})
             if progress.step % train.validate_every == 0 or last:
                 with meter.paused():
+                    saver.wait()  # Processes that share the translation can't be forked beside a thread.
                     found = validate(trainer, dev, progress, tracker)
                     # At another last step it is for the log alone, so that a resumed training does not know of it.
                     if progress.step % train.validate_every == 0:
-                        progress = found
-                        if progress.best_step == progress.step and trainer.world.leads:
-                            checkpoint.save(run / "best", trainer.model.state_dict(), asdict(progress))
+                        progress, best = found, found.best_step == found.step
             over = is_over(trainer.config, progress)
-            signal = stop.agreed(last=over)
-            if due or signal or over:
+            signal, wished = stop.agreed(last=over, wish=saver.wishes())
+            due = progress.step % train.save_every == 0 or wished or signal > 0 or over
+            if due or best:
                 skips.settle()
                 progress = replace(progress, skipped=skips.count)
                 with meter.paused(), stop.saving():
-                    save(trainer, run, progress)
+                    saver.save(progress, resumable=due, best=best)
+                    if signal or over:  # A launcher may end the leader when the others have ended.
+                        saver.wait()
+                        trainer.world.barrier()
             if signal:
                 raise preempted(signal, progress.step)
     return progress
@@ -317,39 +323,6 @@ def is_finished(config: Config, paths: TrainPaths, init_from: Path | None) -> bo
         return False
     ended = state == "finished" and is_over(config, progress) and progress.step <= config.optim.max_steps
     return ended and unchanged(config, paths, init_from) and checkpoint.fault(paths.run / "final") is None
-
-
-def save(trainer: Trainer, run: Path, progress: Progress) -> None:
-    """Write a checkpoint and remove the oldest; every process waits until it is on the disk."""
-    trainer.at("saving")
-    if trainer.world.leads:
-        started = time.perf_counter()
-        tensors = checkpoint.optimizer_tensors(trainer.optimizer, trainer.model)
-        folder = checkpoint.step_folder(run, progress.step)
-        scale = trainer.scaler.state_dict() or {"scale": 0.0, "_growth_tracker": 0}
-        state = replace(progress, loss_scale=scale["scale"], scale_steps=scale["_growth_tracker"])
-        checkpoint.save(folder, trainer.model.state_dict(), asdict(state), tensors)
-        checkpoint.prune(run, trainer.config.train.keep, trainer.config.train.save_every, progress.step)
-        tell(trainer, run, "running", progress)
-        warn_of_grace(time.perf_counter() - started)
-    trainer.world.barrier()
-
-
-def warn_of_grace(seconds: float) -> None:
-    """Say so if a save takes more than half of the time that torchrun gives a process which it has told to end."""
-    grace = float(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30"))
-    if "TORCHELASTIC_RUN_ID" in os.environ and seconds > grace / 2:
-        log.warning(
-            "train: saving took %.0f s, more than half of the %.0f s that torchrun leaves for it after a signal; "
-            "set TORCH_ELASTIC_SHUTDOWN_TIMEOUT to %.0f.",
-            *(seconds, grace, 4 * seconds),
-        )
-
-
-def tell(trainer: Trainer, run: Path, state: str, progress: Progress) -> None:
-    """Say in status.json what becomes of the run."""
-    if trainer.world.leads:
-        write_json(run / "status.json", {"state": state, **asdict(progress)})
 
 
 def give_up(run: Path, world: World, step: int, error: BaseException) -> BaseException:

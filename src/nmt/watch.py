@@ -89,23 +89,24 @@ class Stop:
         yield
         self.saves = False
 
-    def agreed(self, *, last: bool = False) -> int:
-        """The signal that some process had got when this was last asked (0: none), equal on all.
+    def agreed(self, *, last: bool = False, wish: bool = False) -> tuple[int, bool]:
+        """The signal that some process had got when this was last asked (0: none), and whether one wished to save.
 
-        The answer is a step old, so that no step waits for it; after the last step, and alone, it is that of now.
+        Equal on all. The answer is a step old, so that no step waits for it; after the last step, and alone, it is that
+        of now. Where there is a signal the wish may be lost: a save follows anyway.
         """
-        if self.world.size == 1:
-            found = self.noted
-        else:
-            before, self.asked = self.asked, self.world.largest(self.noted)
-            found = before.wait() if before else 0
+        answer = 2 * self.noted + wish
+        if self.world.size > 1:
+            before, self.asked = self.asked, self.world.largest(answer)
+            answer = before.wait() if before else 0
             if last:
-                found, self.asked = max(found, self.asked.wait()), None
+                answer, self.asked = max(answer, self.asked.wait()), None
+        found, wished = answer // 2, answer % 2 == 1
         if (found or self.noted) and self.world.leads and not self.told:
             self.told = True
             name = signal.Signals(found or self.noted).name
             log.info("train: %s; saving and stopping after %s step", name, "this" if found else "the next")
-        return found
+        return found, wished
 
 
 @dataclass(frozen=True)
