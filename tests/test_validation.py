@@ -2,6 +2,7 @@
 
 import json
 import math
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from types import SimpleNamespace
 
@@ -248,6 +249,7 @@ def test_the_leader_alone_writes_the_final_model_and_all_wait_for_it(dev, weight
     for leads in (False, True):
         world = SimpleNamespace(rank=int(not leads), size=1, device=ALONE.device, leads=leads, sum=list, gather=None)
         world.from_leader, world.barrier = list, lambda: waits.append((run / "final").exists())
+        world.all_or_none, world.spread = nullcontext, list
         trainer = replace(trainer_with(weights_by_age[1], "train.validate_sentences=0"), world=world)
         choose_final(trainer, run, dev, Progress(step=20), Notes())
     assert waits == [False, True]

@@ -48,6 +48,9 @@ def average_checkpoints(run: Path, last: int, output: Path | None, device: str, 
     config, folders = read_config(run), checkpoint.saved_steps(run)[-last:]
     if not folders:
         raise CheckpointError(f"{run} has no checkpoints; its training makes them (nmt train).")
+    for folder in folders:
+        if (fault := checkpoint.fault(folder)) is not None:
+            raise CheckpointError(f"{fault}; average fewer checkpoints (--last), or train again.")
     weights, name = checkpoint.average_folders(folders), f"average of {len(folders)}"
     state = {"made_of": f"{name}{MARK}", "steps": [checkpoint.step_of(folder) for folder in folders]}
     final, scores, measure = run / "final", dict[str, float](), ""
