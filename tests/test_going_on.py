@@ -6,6 +6,7 @@ import random
 import shutil
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -385,3 +386,30 @@ def test_two_trainings_never_share_a_folder_and_a_lock_left_behind_is_no_obstacl
     assert (run.run / "lock").read_text().startswith("pid")  # It is still there, and old.
     train_here(settings("optim.max_steps=2"), run, device="cpu")
     assert state(run.run)["state"] == "finished"
+
+
+@pytest.mark.parametrize("update", [1, 7, 16])
+@pytest.mark.parametrize("where", ["prepare", "resample"])
+def test_a_training_killed_in_the_thread_that_is_ahead_goes_on_to_the_same_weights(
+    paths, tmp_path, monkeypatch, where, update
+):
+    config, run = settings("bpe.dropout=0.1"), at(paths, tmp_path / "cut")
+    train_model(config, at(paths, tmp_path / "whole"), ALONE)
+    honest, calls = getattr(training, where), []
+
+    def killed(*given):
+        calls.append(threading.current_thread() is not threading.main_thread())
+        # A window is an epoch here, so text is cut anew more seldom than updates are prepared.
+        if len(calls) == (update if where == "prepare" else 1 + update // 8):
+            if not all(calls):
+                os._exit(1)  # Not in the thread.
+            os.kill(os.getpid(), signal.SIGKILL)
+        return honest(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training, where, killed)
+        _, code = os.waitpid(in_child(config, run), 0)
+    assert os.WIFSIGNALED(code)
+    train_model(config, run, ALONE)
+    assert equal(final(run.run), final(tmp_path / "whole"))
+    assert equal(weights(run.run), weights(tmp_path / "whole"))

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nmt import overlap
 from nmt.corpus import Normaliser, held_out_keys
@@ -133,6 +135,14 @@ def test_eval_refuses_a_test_set_that_changed_raw_files_have_mixed_with_training
     assert "that the run was trained on" in nmt(folder, "eval", "--allow-overlap").stdout
     # What was allowed once is not allowed for ever, though the score is there.
     assert "--allow-overlap" in nmt(folder, "eval", code=1).stderr
+
+
+@given(st.lists(st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 9), max_size=20), min_size=1, max_size=4))
+def test_merged_keys_are_those_of_all_each_once(several: list[list[int]]) -> None:
+    arrays = [np.array(sorted(keys), dtype="<u8") for keys in several]
+    found = overlap._merged(arrays)
+    assert found.tolist() == sorted(set().union(*several))
+    assert found.dtype == np.uint64
 
 
 def test_the_keys_of_a_run_are_eight_bytes_a_sentence(run: Path) -> None:

@@ -14,8 +14,8 @@ class Prefetch(Generic[T]):
     """The items of an iterator in their order, up to `depth` of them made ahead of who takes them. Used as a context.
 
     What the iterator raises is raised where its item would have been taken. A thread runs only while items are to be
-    made, and none runs after the block: so what forks in a pause finds no thread, and nothing waits to be told to end.
-    The iterator is closed with the block, too, if it is a generator.
+    made, from the first one that is asked for, and none runs after the block: so what forks in a pause finds no thread,
+    and nothing waits to be told to end. The iterator is closed with the block, too, if it is a generator.
     """
 
     def __init__(self, items: Iterator[T], depth: int) -> None:
@@ -28,7 +28,6 @@ class Prefetch(Generic[T]):
         """Seconds that the last item was waited for."""
 
     def __enter__(self) -> "Prefetch[T]":
-        self._refill()
         return self
 
     def __exit__(
@@ -47,6 +46,7 @@ class Prefetch(Generic[T]):
     def __next__(self) -> T:
         if self.over:
             raise StopIteration
+        self._refill()
         started = time.perf_counter()
         found = self.ready.get()
         self.waited = time.perf_counter() - started
