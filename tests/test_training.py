@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from nmt import checkpoint, machine, training, validation
+from nmt import auto, checkpoint, machine, training, validation
 from nmt.batching import collate, plan_updates
 from nmt.config import BpeConfig, Config, EncodeConfig, load
 from nmt.dataset import encode_corpus, open_dataset
@@ -359,7 +359,7 @@ def test_a_run_folder_is_whole_in_itself(paths, tmp_path):
     train_model(settings(), run, ALONE)
     names = {path.name for path in run.run.iterdir()}
     assert {"config.json", "tokenizer", "normalisation.json", "final", "best", "checkpoints", "metrics.jsonl"} <= names
-    assert read_config(run.run) == settings()
+    assert read_config(run.run) == auto.for_training(settings(), None)
     found = json.loads((run.run / "provenance.json").read_text())
     assert found["packages"]["torch"] == torch.__version__
     assert len(checkpoint.saved_steps(run.run)) == 3

@@ -17,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from nmt.config import Config, differences, from_dict, of_kind, to_dict
+from nmt.config import Config, Precision, differences, from_dict, of_kind, to_dict
 from nmt.errors import CheckpointError, ConfigError
 from nmt.pipeline import read_json, what_changed
 from nmt.text import read_object, sha256_of, write_json
@@ -104,6 +104,8 @@ def _conflicts(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     settings = before["settings"]
     if now["settings"]["optim"]["schedule"] != "cosine":
         settings = settings | {"optim": settings["optim"] | {"max_steps": now["settings"]["optim"]["max_steps"]}}
+    if now["settings"]["optim"]["precision"] == "auto":  # What the run began with is what it means here.
+        settings = settings | {"optim": settings["optim"] | {"precision": "auto"}}
     found = what_changed(before | {"settings": settings}, now)
     if "init_from" in now and before.get("init_from", {}).get("manifest") != now["init_from"]["manifest"]:
         found.append("it did not begin with the weights that --init-from names")
@@ -129,6 +131,14 @@ def read_identity(run: Path) -> dict[str, Any]:
             raise CheckpointError(f"{path} lacks settings or reads")
     except CheckpointError as error:
         raise CheckpointError(f"{error}; start over with nmt train --fresh, or give a --name.") from error
+    return found
+
+
+def trained_precision(run: Path) -> Precision | None:
+    """The precision that a run began with, which `auto` means for the rest of it; None if it has not begun."""
+    if not (run / "identity.json").exists():
+        return None
+    found: Precision = read_identity(run)["settings"].get("optim", {}).get("precision", "auto")
     return found
 
 

@@ -23,7 +23,7 @@ from nmt.launch import leave_word
 from nmt.machine import warn_of_slow
 from nmt.overlap import warn_of_overlap
 from nmt.provenance import TrainPaths, open_run, unchanged
-from nmt.resume import require_equal_settings, require_equal_state, require_shared, resume
+from nmt.resume import require_equal_settings, require_equal_state, require_shared, resume, settle
 from nmt.sizes import peak_flops
 from nmt.step import StepStats, Trainer, mix, rehearse, train_step
 from nmt.text import read_lines, read_object, write_json
@@ -46,9 +46,10 @@ def train_model(
     if not fresh and world.from_leader([float(world.leads and is_finished(config, paths, init_from))])[0]:
         log.info("train: %s is finished; nothing to do", paths.run)
         return
-    if world.leads:
-        warn_of_slow("optim.precision", config.optim.precision, world.device)
     try:
+        config = settle(config, paths.run, world, fresh=fresh)
+        if world.leads:
+            warn_of_slow("optim.precision", config.optim.precision, world.device)
         with world.all_or_none():
             if world.leads:
                 checkpoint.recover(paths.run)
