@@ -17,7 +17,7 @@ from nmt.batching import collate
 from nmt.config import Config
 from nmt.loss import label_smoothed_loss
 from nmt.model import Transformer
-from nmt.step import Trainer, TrainingModel, train_step
+from nmt.step import Trainer, TrainingModel, prepare, train_step
 from nmt.symbols import PAD
 
 VARIANTS = {
@@ -101,7 +101,7 @@ def searches_agree(report: Report, at: Setting) -> None:
                     "optim.batch_tokens=600", "train.device_tokens=300", *(f"model.{v}" for v in SMALL))  # fmt: skip
     trainer = Trainer.build(config, at.world, (vocab, vocab))
     for step, update in enumerate(islice(cycle(updates_of(data, config)), 20 if at.tiny else 100), 1):
-        train_step(trainer, data, update, step)
+        train_step(trainer, prepare(trainer, data, update), step)
     for dtype, least in ((torch.float64, 1.0), (torch.float32, 0.98)):
         there = copy.deepcopy(trainer.model).to(dtype).eval()
         here = copy.deepcopy(there).cpu()
@@ -139,7 +139,7 @@ def bfloat16(report: Report, at: Setting) -> None:
     report.add("gradients are finite", "", ok=all(bool(grad.isfinite().all()) for grad in grads16))
     losses = []
     for step in range(1, 11):
-        stats = train_step(trainer, data, np.arange(len(data)), step)
+        stats = train_step(trainer, prepare(trainer, data, np.arange(len(data))), step)
         losses.append(float(stats.loss) / stats.tgt_tokens)
     report.add("loss after 10 updates / before", losses[-1] / losses[0], ok=losses[-1] < losses[0])
     kinds = {parameter.dtype for parameter in trainer.model.parameters()}
@@ -159,7 +159,7 @@ def resume(report: Report, at: Setting) -> None:
     updates = list(islice(cycle(updates_of(data, config)), 8))
 
     def straight(trainer: Trainer, steps: range) -> list[float]:
-        return [float(train_step(trainer, data, updates[step - 1], step).loss) for step in steps]
+        return [float(train_step(trainer, prepare(trainer, data, updates[step - 1]), step).loss) for step in steps]
 
     def broken() -> tuple[list[float], str]:
         trainer = Trainer.build(config, at.world, (vocab, vocab))

@@ -17,7 +17,7 @@ from torch import distributed, multiprocessing
 from gpu_report import Report, Setting, recipe, synthetic, updates_of
 from nmt import checkpoint
 from nmt.distributed import World, choose_device
-from nmt.step import Trainer, rehearse, train_step
+from nmt.step import Trainer, prepare, rehearse, train_step
 
 STEPS = 6
 
@@ -77,6 +77,6 @@ def losses_of(world: World, tiny: bool, *, compiled: bool) -> tuple[list[float],
     trainer = rehearse(Trainer.build(config, world, (vocab, vocab)), data)
     losses = []
     for step, update in enumerate(islice(cycle(updates_of(data, config)), STEPS), 1):
-        stats = train_step(trainer, data, update, step)
+        stats = train_step(trainer, prepare(trainer, data, update), step)
         losses.append(world.sum([float(stats.loss)])[0] / stats.tgt_tokens)
     return losses, checkpoint.digest(trainer.model.state_dict())

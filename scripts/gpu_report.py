@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nmt.batching import Numbers, plan_updates
+from nmt.batching import Numbers, plan_epoch
 from nmt.config import Config, load
 from nmt.dataset import Column, ParallelDataset
 from nmt.distributed import World
@@ -145,7 +145,8 @@ def relative(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
 
 
 def updates_of(data: ParallelDataset, config: Config) -> list[Numbers]:
-    return plan_updates(data.src.lengths, data.tgt.lengths, config.optim.batch_tokens, config.optim.seed, 0)
+    optim, lengths = config.optim, (data.src.lengths, data.tgt.lengths)
+    return next(plan_epoch(*lengths, optim.batch_tokens, optim.length_buckets, optim.seed, 0))
 
 
 @torch.no_grad()

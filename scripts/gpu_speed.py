@@ -23,7 +23,7 @@ from nmt.loss import label_smoothed_loss
 from nmt.model import Transformer
 from nmt.provenance import TrainPaths
 from nmt.sizes import training_flops
-from nmt.step import Nowhere, Trainer, train_step
+from nmt.step import Nowhere, Trainer, prepare, train_step
 from nmt.symbols import EOS
 from nmt.tracking import Tracker
 from nmt.translation import Options, Translator
@@ -199,11 +199,11 @@ def profile_steps(at: Setting, data: ParallelDataset) -> None:
     config = recipe("base.yaml", *(("optim.batch_tokens=600",) if at.tiny else ()), tiny=at.tiny)
     trainer = Trainer.build(config, at.world, (at.vocab, at.vocab))
     updates = updates_of(data, trainer.config)
-    train_step(trainer, data, updates[0], 1)
+    train_step(trainer, prepare(trainer, data, updates[0]), 1)
     cuda = at.device.type == "cuda"
     with profile(activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * cuda) as seen:
         for step in range(2, 3 if at.tiny else 5):
-            train_step(trainer, data, updates[step % len(updates)], step)
+            train_step(trainer, prepare(trainer, data, updates[step % len(updates)]), step)
         at.wait()
     order = "self_cuda_time_total" if cuda else "self_cpu_time_total"
     text = seen.key_averages().table(sort_by=order, row_limit=40, max_name_column_width=80)

@@ -13,7 +13,7 @@ from gpu_report import Report, Setting, recipe
 from nmt.dataset import open_dataset
 from nmt.provenance import TrainPaths
 from nmt.scoring import bleu
-from nmt.step import Trainer, train_step
+from nmt.step import Trainer, prepare, train_step
 from nmt.text import read_lines
 from nmt.tokenizer import load_tokenizers
 from nmt.training import Progress, train_model, updates
@@ -40,7 +40,7 @@ def train(report: Report, at: Setting) -> None:
         stream = islice(enumerate(updates(config, paths, pairs, tokenizers, Progress()), 1), 6 if at.tiny else 150)
         begun, first = time.perf_counter(), 2 if at.tiny else 20
         for step, (data, update, _) in stream:
-            train_step(trainer, data, update, step)
+            train_step(trainer, prepare(trainer, data, update), step)
             if step == first:
                 at.wait()
                 begun = time.perf_counter()

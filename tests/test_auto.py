@@ -18,7 +18,8 @@ from nmt.config import Config, load, of_kind
 from nmt.distributed import World, choose_device, gpu_of
 from nmt.errors import ConfigError
 from nmt.plan import cache_bytes, make_plan, plan_lines
-from nmt.provenance import read_config, read_identity
+from nmt.provenance import as_trained, read_config, read_identity, trained_precision
+from nmt.runs import describe_run
 from nmt.step import Trainer, micro_batches
 from nmt.tokenizer import load_tokenizers
 from nmt.training import train_model
@@ -65,7 +66,8 @@ def test_a_process_has_its_share_of_an_update_in_one_or_two_micro_batches(proces
     src = [n for n in lengths for _ in range(batch_tokens // len(lengths) // n)]
     data = of_lengths(src, [n - i % (n // 10 + 1) for i, n in enumerate(src)])
     limit = auto.device_tokens("auto", batch_tokens, processes, H200)
-    trainer = SimpleNamespace(device_tokens=limit, world=SimpleNamespace(size=processes))
+    world = SimpleNamespace(size=processes, device=torch.device("cuda"))
+    trainer = SimpleNamespace(device_tokens=limit, world=world)
     assert len(micro_batches(trainer, data, np.arange(len(data)))) / processes in rounds
 
 
@@ -140,7 +142,9 @@ def copy_of(run: Path, folder: Path) -> Path:
 def test_a_run_says_what_auto_became(begun, caplog):
     assert read_identity(begun)["settings"]["optim"]["precision"] == "float32"
     assert json.loads((begun / "numerics.json").read_text())["train"]["device_tokens"] == 4096
-    assert read_config(begun).optim.precision == "float32"
+    assert read_config(begun).optim.precision == "auto", "the settings are as they were given"
+    assert as_trained(read_config(begun), begun).optim.precision == "float32"
+    assert describe_run(begun)["precision"] == "float32"
     assert state(begun)["device_tokens"] == 0, "nothing was tried"
 
 
@@ -163,9 +167,9 @@ def test_a_run_that_is_resumed_on_another_device_keeps_the_precision_that_it_beg
         train_model(settings(*changes), at(paths, run), ALONE)
     assert "optim.precision stays float32, which the run began with; auto is bfloat16 here" in caplog.text
     assert equal(final(run), final(whole))
-    assert read_config(run).optim.precision == "float32"
+    assert trained_precision(run) == "float32"
     train_model(settings(*changes), at(paths, run), ALONE, fresh=True)
-    assert read_config(run).optim.precision == "bfloat16", "what starts over has nothing to keep"
+    assert trained_precision(run) == "bfloat16", "what starts over has nothing to keep"
 
 
 def test_a_word_for_auto_is_the_same_run_and_another_word_is_refused(paths, begun, tmp_path):

@@ -4,6 +4,8 @@ import json
 import os
 import pickle
 import shutil
+import subprocess
+import sys
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
@@ -242,6 +244,54 @@ def test_averaging_equals_the_plain_mean_and_keeps_equal_weights():
     assert all(torch.equal(tensor, one[name]) for name, tensor in checkpoint.average([one, one, one]).items())
     with pytest.raises(CheckpointError, match="not of one model"):
         checkpoint.average([one, {"other": torch.zeros(1)}])
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 20, 40])
+def test_an_average_is_that_of_all_at_once_in_float64_bit_for_bit(tmp_path, count):
+    many = [weights(seed) for seed in range(count)]
+    for number, one in enumerate(many):
+        checkpoint.save(tmp_path / f"{number}", one, {"step": 1})
+    mean = checkpoint.average_folders([tmp_path / f"{number}" for number in range(count)])
+    for name, tensor in mean.items():
+        plain = torch.stack([one[name].double() for one in many]).mean(0).to(tensor.dtype)
+        assert torch.equal(tensor, plain), name
+    assert mean.keys() == many[0].keys()
+
+
+def test_averaging_changes_nothing_that_it_is_given_and_needs_equal_names_shapes_and_types():
+    one = {"w": torch.ones(3, dtype=torch.float64)}
+    assert checkpoint.average([one, {"w": torch.full((3,), 3.0, dtype=torch.float64)}])["w"].tolist() == [2.0] * 3
+    assert one["w"].tolist() == [1.0] * 3
+    for other in ({}, {"w": torch.ones(2, dtype=torch.float64)}, {"w": torch.ones(3)}, {**one, "x": torch.ones(1)}):
+        with pytest.raises(CheckpointError, match="not of one model"):
+            checkpoint.average([one, other])
+
+
+MEMORY = """
+import sys, torch
+from pathlib import Path
+from nmt import checkpoint
+def now(name):
+    return int(next(line for line in open("/proc/self/status") if line.startswith(name)).split()[1])
+folders = sorted(Path(sys.argv[1]).iterdir())[: int(sys.argv[2])]
+torch.ones(1) + torch.ones(1)
+checkpoint.average_folders(folders[:1])
+Path("/proc/self/clear_refs").write_text("5")
+before = now("VmRSS")
+assert all(checkpoint.fault(folder) is None for folder in folders)
+mean = checkpoint.average_folders(folders)
+print((now("VmHWM") - before) * 1024 / sum(tensor.nbytes for tensor in mean.values()))
+"""
+
+
+def test_an_average_holds_no_more_than_three_copies_of_the_weights_however_many_checkpoints_there_are(tmp_path):
+    for number in range(8):
+        big = {f"{i}": torch.full((1 << 20,), float(number)) for i in range(16)}  # 64 MiB
+        checkpoint.save(tmp_path / f"{number}", big, {"step": 1})
+    command = [sys.executable, "-c", MEMORY, str(tmp_path)]
+    for count in ("2", "8"):
+        ended = subprocess.run([*command, count], capture_output=True, encoding="utf-8", check=True, timeout=120)
+        assert 2 < float(ended.stdout) < 3.2, "the sum in float64, and the file that is read"
 
 
 def test_the_optimizer_goes_on_as_if_it_had_not_stopped():

@@ -6,14 +6,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bars import watched_bars
 from nmt import dataset
 from nmt.config import BpeConfig, EncodeConfig
-from nmt.dataset import encode_corpus, open_dataset, read_meta, resample
+from nmt.dataset import Column, Lines, encode_corpus, open_dataset, read_meta, resample
 from nmt.errors import DataError
-from nmt.symbols import EOS
-from nmt.text import write_lines
+from nmt.symbols import EOS, PAD
+from nmt.text import read_lines, write_lines
 from nmt.tokenizer import load_tokenizers, train_bpe
 
 ENGLISH = [
@@ -57,8 +59,94 @@ def test_a_batch_of_pairs_has_both_sides_in_the_order_asked_for(folders, tmp_pat
     data = open_dataset(encoded(folders, tmp_path / "e"), "train", "en", "zh")
     src, tgt = data.take(np.array([7, 2]))
     tokenizer, _ = load_tokenizers(folders[1], "en", "zh")
-    assert tokenizer.decode([ids.tolist() for ids in src]) == [ENGLISH[7], ENGLISH[2]]
-    assert tokenizer.decode([ids.tolist() for ids in tgt]) == [CHINESE[7], CHINESE[2]]
+    assert tokenizer.decode([ids[ids != PAD].tolist() for ids in src]) == [ENGLISH[7], ENGLISH[2]]
+    assert tokenizer.decode([ids[ids != PAD].tolist() for ids in tgt]) == [CHINESE[7], CHINESE[2]]
+
+
+def slow_padded(column: Column, rows: np.ndarray) -> np.ndarray:
+    """Each row in turn."""
+    found = [column.ids[column.offsets[row] : column.offsets[row + 1]].tolist() for row in rows]
+    return np.array([ids + [PAD] * (max(map(len, found)) - len(ids)) for ids in found], np.int64)
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
+@pytest.mark.parametrize("mapped", [False, True])
+@given(data=st.data())
+def test_sentences_are_padded_into_one_matrix_as_they_would_be_one_by_one(tmp_path_factory, dtype, mapped, data):
+    most = np.iinfo(dtype).max
+    lengths = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=30))
+    ids = np.array(data.draw(st.lists(st.integers(1, most), min_size=sum(lengths), max_size=sum(lengths))), dtype)
+    column = Column(ids, np.concatenate([[0], np.cumsum(lengths)]))
+    if mapped:
+        folder = tmp_path_factory.mktemp("mapped")
+        for name, numbers in (("ids", ids), ("offsets", column.offsets)):
+            (folder / name).write_bytes(numbers.tobytes())
+        column = Column(dataset._mapped(folder / "ids", dtype), dataset._mapped(folder / "offsets", np.int64))
+    rows = np.array(data.draw(st.lists(st.integers(0, len(lengths) - 1), min_size=1, max_size=40)))
+    found = column.padded(rows)
+    assert found.dtype == np.int64
+    assert np.array_equal(found, slow_padded(column, rows))
+    assert column.lengths.tolist() == lengths
+
+
+def test_lengths_are_worked_out_once_and_files_are_mapped_and_not_read(folders, tmp_path, monkeypatch):
+    out = encoded(folders, tmp_path / "e")
+    diffs, diff = [], np.diff
+    monkeypatch.setattr(dataset.np, "diff", lambda *given: diffs.append(given) or diff(*given))
+    data = open_dataset(out, "train", "en", "zh")
+    for column in (data.src, data.tgt):
+        assert column.lengths is column.lengths
+    assert len(diffs) == 2, "one a side, the check that they are positive counted"
+    for array in (data.src.ids, data.src.offsets, data.tgt.ids, data.tgt.offsets, data.rows):
+        base = array
+        while base.base is not None and not isinstance(base, np.memmap):
+            base = base.base
+        assert isinstance(base, np.memmap)
+        assert type(array) is np.ndarray, "of which parts are taken faster than of a memmap"
+        assert not array.flags.writeable
+
+
+def test_a_process_that_does_not_verify_neither_hashes_nor_looks_through_what_it_shares(folders, tmp_path, monkeypatch):
+    out = encoded(folders, tmp_path / "e")
+    monkeypatch.setattr(dataset, "sha256_of", lambda path: pytest.fail("hashed"))
+    monkeypatch.setattr(dataset.np, "diff", lambda *given: pytest.fail("looked through"))
+    assert len(open_dataset(out, "train", "en", "zh", verify=False)) == len(ENGLISH)
+
+
+@pytest.mark.parametrize("block", [1, 7, 2**24])
+@given(lines=st.lists(st.text(st.characters(exclude_characters="\n\r\ufeff", exclude_categories=["Cs"])), max_size=9))
+def test_lines_that_are_asked_for_are_those_of_the_whole_file(tmp_path_factory, block, lines):
+    path = tmp_path_factory.mktemp("lines") / "train.en"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dataset, "BLOCK", block)
+        for end in ("\n", ""):
+            path.write_bytes("\n".join(lines).encode() + end.encode())
+            whole = read_lines(path)
+            rows = np.arange(len(whole))[::-1]
+            assert Lines(path).take(rows) == whole[::-1]
+
+
+def test_lines_that_are_not_there_or_not_text_are_told(tmp_path):
+    with pytest.raises(DataError, match=r"cannot read .*train\.en.*; run nmt clean again"):
+        Lines(tmp_path / "train.en")
+    (tmp_path / "train.en").write_bytes(b"a\n\xff\n")
+    lines = Lines(tmp_path / "train.en")
+    assert lines.take(np.array([0])) == ["a"]
+    with pytest.raises(DataError, match=r"train\.en, line 2 is not UTF-8"):
+        lines.take(np.array([1]))
+
+
+def test_some_pairs_cut_anew_come_in_the_order_asked_for_with_their_lines(folders, tmp_path):
+    plain = open_dataset(encoded(folders, tmp_path / "e"), "train", "en", "zh")
+    tokenizers = load_tokenizers(folders[1], "en", "zh")
+    pairs = np.array([7, 2, 40])
+    text = [ENGLISH[i] for i in pairs], [CHINESE[i] for i in pairs]
+    drawn = resample(plain, pairs, text, tokenizers, 0.5, 3, 512)
+    assert drawn.rows.tolist() == plain.rows[pairs].tolist()
+    for column, tokenizer, lines in zip((drawn.src, drawn.tgt), tokenizers, text, strict=True):
+        assert tokenizer.decode([column[i].tolist() for i in range(3)]) == lines
+    same = resample(plain, pairs, text, tokenizers, 0.5, 3, 2)  # Nothing but plain pieces is short enough.
+    assert [same.src[i].tolist() for i in range(3)] == [plain.src[int(i)].tolist() for i in pairs]
 
 
 def test_each_language_is_encoded_with_its_own_vocabulary(folders, tmp_path):
@@ -298,7 +386,9 @@ def test_a_language_or_a_file_that_is_not_there_is_named(folders, tmp_path):
 def test_the_two_sides_and_all_seeds_draw_different_pieces(folders, tmp_path):
     plain = open_dataset(encoded(folders, tmp_path / "e"), "train", "en", "en")
     tokenizers = load_tokenizers(folders[1], "en", "en")
-    drawn = [resample(plain, (ENGLISH, ENGLISH), tokenizers, 0.3, seed, 512) for seed in range(4)]
+    drawn = [
+        resample(plain, np.arange(len(plain)), (ENGLISH, ENGLISH), tokenizers, 0.3, seed, 512) for seed in range(4)
+    ]
     columns = [side for pairs in drawn for side in (pairs.src, pairs.tgt)]
     assert len({tuple(column.ids.tolist()) for column in columns}) == 8, "the same text, cut in eight ways"
     assert not any(np.array_equal(pairs.src.lengths, pairs.tgt.lengths) for pairs in drawn)
@@ -311,7 +401,9 @@ def test_the_two_sides_and_all_seeds_draw_different_pieces(folders, tmp_path):
 def test_sampled_pieces_spell_the_same_text_and_follow_the_seed(folders, tmp_path):
     plain = open_dataset(encoded(folders, tmp_path / "e"), "train", "en", "zh")
     tokenizers = load_tokenizers(folders[1], "en", "zh")
-    first, again, other = (resample(plain, (ENGLISH, CHINESE), tokenizers, 0.3, seed, 512) for seed in (1, 1, 2))
+    first, again, other = (
+        resample(plain, np.arange(len(plain)), (ENGLISH, CHINESE), tokenizers, 0.3, seed, 512) for seed in (1, 1, 2)
+    )
     for side, lines, tokenizer in (("src", ENGLISH, tokenizers[0]), ("tgt", CHINESE, tokenizers[1])):
         column = getattr(first, side)
         assert tokenizer.decode([column[i].tolist() for i in range(len(first))]) == lines
@@ -323,10 +415,10 @@ def test_sampled_pieces_spell_the_same_text_and_follow_the_seed(folders, tmp_pat
 def test_a_pair_that_sampling_makes_too_long_keeps_its_plain_pieces(folders, tmp_path):
     plain = open_dataset(encoded(folders, tmp_path / "e"), "train", "en", "zh")
     tokenizers = load_tokenizers(folders[1], "en", "zh")
-    free = resample(plain, (ENGLISH, CHINESE), tokenizers, 0.5, 1, 512)
+    free = resample(plain, np.arange(len(plain)), (ENGLISH, CHINESE), tokenizers, 0.5, 1, 512)
     lengths = np.maximum(free.src.lengths, free.tgt.lengths)
     bound = int(np.median(lengths))
-    bounded = resample(plain, (ENGLISH, CHINESE), tokenizers, 0.5, 1, bound)
+    bounded = resample(plain, np.arange(len(plain)), (ENGLISH, CHINESE), tokenizers, 0.5, 1, bound)
     for i in range(len(plain)):
         expected = free if lengths[i] <= bound else plain
         assert np.array_equal(bounded.src[i], expected.src[i])

@@ -77,10 +77,10 @@ def test_a_signal_is_answered_by_a_save_at_the_next_step(paths, tmp_path, monkey
     config, run = settings("bpe.dropout=0.1"), tmp_path / "run"
     take_step = training.train_step
 
-    def signalled(trainer, data, update, step):
+    def signalled(trainer, update, step):
         if step == 8:
             os.kill(os.getpid(), number)
-        return take_step(trainer, data, update, step)
+        return take_step(trainer, update, step)
 
     before = signal.getsignal(number)
     with monkeypatch.context() as patch:
@@ -179,14 +179,8 @@ def signal_at(monkeypatch, where: str, number: int, step: int = STEPS) -> None:
     honest = getattr(module, name)
 
     def signalled(*arguments):
-        # (trainer, data, update, step), (trainer, dev, progress, tracker), (trainer, run, progress)
-        now = (
-            arguments[3]
-            if where == "its step"
-            else arguments[2].step
-            if where != "the choice of the final model"
-            else step
-        )
+        # (trainer, update, step), (trainer, dev, progress, tracker), (trainer, run, progress)
+        now = step if where == "the choice of the final model" else getattr(arguments[2], "step", arguments[2])
         if where == "the start" or now == step:
             os.kill(os.getpid(), number)
             os.kill(os.getpid(), TERM)
@@ -243,10 +237,10 @@ def test_a_signal_to_any_process_in_any_step_is_answered_by_all(paths, tmp_path,
     run, take_step = at(paths, tmp_path / "run"), training.train_step
 
     def process(rank: int) -> None:
-        def signalled(trainer, data, update, number):
+        def signalled(trainer, update, number):
             if number == step and rank in ranks:
                 os.kill(os.getpid(), TERM)
-            return take_step(trainer, data, update, number)
+            return take_step(trainer, update, number)
 
         training.train_step = signalled
         try:

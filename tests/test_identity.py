@@ -17,7 +17,7 @@ from nmt.config import BpeConfig, Config, EncodeConfig, load
 from nmt.dataset import encode_corpus
 from nmt.errors import ConfigError
 from nmt.pipeline import Stage
-from nmt.provenance import read_identity, training_settings
+from nmt.provenance import FORMAT, read_identity, training_settings
 from nmt.tokenizer import train_bpe
 from nmt.training import train_model
 from nmt.translation import Translator
@@ -234,7 +234,7 @@ def test_a_run_of_an_older_format_is_refused_in_one_line(paths, plain, tmp_path)
     run = copy_of(plain, tmp_path)
     (run / "identity.json").write_text('{"model": {}, "content": {}}')
     with pytest.raises(
-        checkpoint.CheckpointError, match=r"format None, this nmt reads 2; start over with nmt train --fresh"
+        checkpoint.CheckpointError, match=rf"format None, this nmt reads {FORMAT}; start over with nmt train --fresh"
     ):
         train_model(settings(), at(paths, run), ALONE)
 

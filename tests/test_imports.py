@@ -29,7 +29,7 @@ MAP = {
     "plan": {"auto", "pipeline", "batching", "dataset", "distributed", "launch", "step", "loss", "sizes", "tracking"},
     # ── the street ──
     "training": {"resume", "validation", "watch", "launch", "step", "dataset", "batching", "checkpoint", "tracking",
-                 "distributed", "provenance", "tokenizer", "corpus", "sizes", "machine", "overlap"},
+                 "distributed", "provenance", "tokenizer", "corpus", "sizes", "machine", "overlap", "prefetch"},
     "averaging": {"validation", "step", "checkpoint", "tokenizer", "distributed", "provenance"},
     "resume": {"auto", "validation", "step", "checkpoint", "provenance", "distributed"},
     "validation": {"auto", "step", "dataset", "checkpoint", "tracking", "translation", "scoring", "tokenizer", "corpus",
@@ -56,6 +56,7 @@ MAP = {
     "model": set(),
     "search": set(),
     "batching": set(),
+    "prefetch": set(),
     "loss": set(),
     "optimizer": set(),
     "sizes": set(),

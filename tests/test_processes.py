@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,6 +19,7 @@ from nmt.config import TranslateConfig
 from nmt.dataset import open_dataset
 from nmt.launch import family
 from nmt.scoring import bleu
+from nmt.step import Trainer, prepare, rehearse, train_step
 from nmt.text import read_lines
 from nmt.training import train_model
 from nmt.translation import Translator
@@ -44,10 +46,10 @@ pytestmark = pytest.mark.slow
 AT_STEP = """
 from nmt import training
 take_step = training.train_step
-def hooked(trainer, data, update, step):
+def hooked(trainer, update, step):
     if step == {step} and rank == {rank}:
         {do}
-    return take_step(trainer, data, update, step)
+    return take_step(trainer, update, step)
 training.train_step = hooked
 """
 """Lets one process do something at the beginning of a step."""
@@ -394,9 +396,9 @@ def test_gradients_are_first_exchanged_with_a_single_pair_after_all_have_agreed_
 POISON = """
 from nmt import step as steps, training
 take_step, loss_of, now = training.train_step, steps.label_smoothed_loss, [0]
-def counting(trainer, data, update, number):
+def counting(trainer, update, number):
     now[0] = number
-    return take_step(trainer, data, update, number)
+    return take_step(trainer, update, number)
 def poisoned(*arguments):
     loss, nll = loss_of(*arguments)
     return (loss * float("nan"), nll) if rank == 1 and now[0] in {steps} else (loss, nll)
@@ -432,3 +434,50 @@ if rank == 1:
     assert "process 1 of 2 is out of memory on cpu" in errors
     assert "Lower train.device_tokens" in errors
     assert time.monotonic() - begun < 90
+
+
+# ── memory ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("accumulating", [True, False])
+def test_gradients_are_in_the_buckets_of_ddp_from_the_first_micro_batch_on(paths, accumulating):
+    """Anywhere else they would be a second set, as large as the model, until the last micro-batch is exchanged."""
+    data = open_dataset(paths.encode, "train", "en", "zh")
+    parts = [np.arange(40), np.arange(3)] if accumulating else [np.arange(3), np.arange(3, 5)]
+
+    def process(rank: int) -> None:
+        with distributed.join("cpu") as world:
+            trainer = Trainer.build(
+                settings("train.device_tokens=" + ("40" if accumulating else "60")), world, (340, 340)
+            )
+            buckets: set[range] = set()
+
+            def exchange(_, bucket):
+                buffer = bucket.buffer()
+                if not bucket.index():
+                    buckets.clear()  # Those of the pass before may be gone.
+                buckets.add(range(buffer.data_ptr(), buffer.data_ptr() + buffer.nbytes))
+                work = torch.distributed.all_reduce(buffer.div_(world.size), async_op=True)
+                return work.get_future().then(lambda done: done.value()[0])
+
+            trainer.parallel.register_comm_hook(None, exchange)
+            trainer = rehearse(trainer, data)
+            forward, seen = step.TrainingModel.forward, []
+
+            def looking(self, *ids):
+                grads = [p.grad for p in trainer.model.parameters()]
+                seen.append(all(any(grad.data_ptr() in bucket for bucket in buckets) for grad in grads))
+                return forward(self, *ids)
+
+            step.TrainingModel.forward = looking
+            held = frozenset(buckets)
+            for number in range(4):
+                update = prepare(trainer, data, parts[number % 2])
+                train_step(trainer, update, number + 1)
+                assert len(update.micro_batches) > 1 or number % 2 or not accumulating
+            assert seen
+            assert all(seen), seen
+            assert buckets == held, "none is allocated anew"
+
+    ended = forked_world(2, process)
+    assert [code for code, _ in ended] == [0, 0], ended

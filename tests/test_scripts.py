@@ -389,3 +389,17 @@ def test_scaling_is_measured_with_and_without_the_exchange(paths, tmp_path):
     words = ["--processes", "1", "2", "--accumulate", "1", "--tokens", "80", "--updates", "2", "--warmup", "1"]
     shown = bench("bench_scaling.py", *words, split=paths.clean, work=tmp_path)
     assert [line.split("|")[1].strip() for line in shown.strip().split("\n")[2:]] == ["1", "2"]
+
+
+@pytest.mark.slow
+def test_the_bench_of_the_host_measures_each_corpus_and_how_it_grows():
+    words = ["--pairs", "2000", "6000", "--steps", "3", "--device-ms", "1", "--json"]
+    command = [sys.executable, str(SCRIPTS / "bench_host.py"), *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    found = json.loads(done.stdout)
+    assert [row["pairs"] for row in found["corpora"]] == [2000, 6000]
+    first, last = found["corpora"]
+    for row in (first, last):
+        assert 0 < row["seconds_to_open"] < row["seconds_to_first_batch"]
+    for name in ("ms_a_step", "ms_a_step_without_thread"):
+        assert found[f"{name}_last_over_first"] == pytest.approx(last[name] / first[name])

@@ -2,7 +2,9 @@
 
 import itertools
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from importlib import import_module
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,7 +18,7 @@ from nmt.dataset import Column, ParallelDataset, open_dataset
 from nmt.distributed import World
 from nmt.optimizer import learning_rate
 from nmt.sizes import training_flops
-from nmt.step import OutOfMemory, Trainer, dev_loss, largest, memory_told, mix, rehearse, train_step
+from nmt.step import OutOfMemory, Trainer, dev_loss, largest, memory_told, mix, prepare, rehearse, train_step
 from nmt.symbols import PAD
 from tiny import ALONE, as_on_a_gpu, settings
 
@@ -59,7 +61,7 @@ def test_what_an_update_measured_are_the_sums_over_its_pairs(data):
     parts = step.micro_batches(trainer, data, update)
     assert len(parts) > 3
     loss, nll = plain_losses(trainer, data, update)
-    stats = train_step(trainer, data, update, 3)
+    stats = train_step(trainer, prepare(trainer, data, update), 3)
     src, tgt = data.src.lengths[update], data.tgt.lengths[update]
     assert stats.loss.item() == pytest.approx(loss, rel=1e-5)
     assert stats.nll.item() == pytest.approx(nll, rel=1e-5)
@@ -79,9 +81,10 @@ def test_the_seconds_of_an_update_are_those_of_its_parts(data, monkeypatch):
     clock = iter(range(10**6))
     monkeypatch.setattr(step.time, "perf_counter", lambda: float(next(clock)))
     trainer = build("train.device_tokens=5000")
-    assert len(step.micro_batches(trainer, data, np.arange(9))) == 1
+    update = prepare(trainer, data, np.arange(9))
+    assert len(update.micro_batches) == 1
     begin = next(clock)
-    stats = train_step(trainer, data, np.arange(9), 1)
+    stats = train_step(trainer, update, 1)
     assert stats.seconds == dict.fromkeys(("data", "forward", "backward", "optimizer"), 1.0)
     assert next(clock) - begin == 1 + 4 + 1, "no part is left out and none counted twice"
 
@@ -89,15 +92,15 @@ def test_the_seconds_of_an_update_are_those_of_its_parts(data, monkeypatch):
 def test_an_update_begins_with_no_gradient_of_the_one_before(data):
     changes = ("model.dropout=0", "optim.clip_norm=0", "optim.lr_factor=1e-12")
     one, two = build(*changes), build(*changes)
-    train_step(two, data, np.arange(50, 90), 1)
-    norms = [train_step(trainer, data, np.arange(20), 2).grad_norm.item() for trainer in (one, two)]
+    train_step(two, prepare(two, data, np.arange(50, 90)), 1)
+    norms = [train_step(trainer, prepare(trainer, data, np.arange(20)), 2).grad_norm.item() for trainer in (one, two)]
     assert norms[0] == pytest.approx(norms[1], rel=1e-5)
 
 
 def test_an_update_moves_each_weight_by_its_learning_rate_at_most(data):
     trainer = build()
     before = [p.detach().clone() for p in trainer.model.parameters()]
-    rate = train_step(trainer, data, np.arange(30), 1).rate
+    rate = train_step(trainer, prepare(trainer, data, np.arange(30)), 1).rate
     moved = [(p - old).abs().max().item() for p, old in zip(trainer.model.parameters(), before, strict=True)]
     assert max(moved) == pytest.approx(rate, rel=1e-2), "the first step of Adam is the sign of the gradient"
 
@@ -106,7 +109,7 @@ def test_a_gradient_is_clipped_to_its_norm_and_zero_clips_nothing(data):
     norms = {}
     for clip in ("0", "0.01"):
         trainer = build("model.dropout=0", f"optim.clip_norm={clip}")
-        before = train_step(trainer, data, np.arange(20), 1).grad_norm.item()
+        before = train_step(trainer, prepare(trainer, data, np.arange(20)), 1).grad_norm.item()
         norms[clip] = before, math.hypot(*(p.grad.norm().item() for p in trainer.model.parameters()))
     assert norms["0"] == pytest.approx((norms["0.01"][0],) * 2)
     assert norms["0.01"][1] == pytest.approx(0.01, rel=1e-3)
@@ -115,10 +118,10 @@ def test_a_gradient_is_clipped_to_its_norm_and_zero_clips_nothing(data):
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_gradient_that_is_not_finite_moves_nothing(data, monkeypatch, value):
     trainer, loss_of = build(), step.label_smoothed_loss
-    train_step(trainer, data, np.arange(20), 1)
+    train_step(trainer, prepare(trainer, data, np.arange(20)), 1)
     before = [p.detach().clone() for p in trainer.model.parameters()]
     monkeypatch.setattr(step, "label_smoothed_loss", lambda *a: (loss_of(*a)[0] * value, loss_of(*a)[1]))
-    stats = train_step(trainer, data, np.arange(20), 2)
+    stats = train_step(trainer, prepare(trainer, data, np.arange(20)), 2)
     assert stats.skipped.item() == 1
     assert not math.isfinite(stats.grad_norm.item())
     assert all(torch.equal(p, old) for p, old in zip(trainer.model.parameters(), before, strict=True))
@@ -139,7 +142,7 @@ def test_of_two_processes_one_computes_its_share_and_counts_a_borrowed_micro_bat
     changes = ("model.dropout=0", "optim.clip_norm=0", "train.device_tokens=5000")
     update = np.array([0, 1, 2])
     whole = build(*changes)
-    train_step(whole, data, update, 1)
+    train_step(whole, prepare(whole, data, update), 1)
     expected = [p.grad.clone() for p in whole.model.parameters()]
     tokens = int(data.tgt.lengths[update].sum())
     sums, losses = [torch.zeros_like(grad) for grad in expected], 0.0
@@ -147,7 +150,7 @@ def test_of_two_processes_one_computes_its_share_and_counts_a_borrowed_micro_bat
         world = Alone()
         world.rank = rank
         trainer = build(*changes, world=world)
-        stats = train_step(trainer, data, update, 1)
+        stats = train_step(trainer, prepare(trainer, data, update), 1)
         losses += stats.loss.item()
         assert stats.tgt_tokens == tokens, "of the whole update, on every process"
         for total, p in zip(sums, trainer.model.parameters(), strict=True):
@@ -157,7 +160,7 @@ def test_of_two_processes_one_computes_its_share_and_counts_a_borrowed_micro_bat
     borrowed = Alone()
     borrowed.rank = 1
     trainer = build(*changes, world=borrowed)
-    stats = train_step(trainer, data, update[:1], 1)  # one micro-batch, which is the other's
+    stats = train_step(trainer, prepare(trainer, data, update[:1]), 1)  # one micro-batch, which is the other's
     assert (stats.loss.item(), stats.nll.item()) == (0, 0)
     assert all(not p.grad.any() for p in trainer.model.parameters())
 
@@ -180,13 +183,13 @@ def test_gradients_are_exchanged_in_the_last_micro_batch_alone(data, monkeypatch
     monkeypatch.setattr(step.TrainingModel, "forward", looking)
     trainer = build(world=Alone())
     parts = step.micro_batches(trainer, data, np.arange(40))
-    train_step(trainer, data, np.arange(40), 1)
+    train_step(trainer, prepare(trainer, data, np.arange(40)), 1)
     assert len(parts) % 2 == 0
     assert seen == [True] * (len(parts) // 2 - 1) + [False]
 
 
-def test_several_processes_exchange_gradients_once_before_the_first_step(data, monkeypatch):
-    """DDP orders its buckets anew after that, and sums of more than two numbers depend on their order."""
+def test_several_processes_exchange_gradients_twice_before_the_first_step(data, monkeypatch):
+    """DDP orders its buckets anew between the two, and sums of more than two numbers depend on their order."""
     passes = []
     monkeypatch.setattr(step, "parallelize", lambda model, world: model)
     monkeypatch.setattr(Trainer, "alone", lambda self: step.contextlib.nullcontext())
@@ -195,7 +198,7 @@ def test_several_processes_exchange_gradients_once_before_the_first_step(data, m
     two.sum = list
     for world in (ALONE, two):
         rehearse(build(world=world), data)
-    assert passes == [1, 2, 2]
+    assert passes == [1, 2, 2, 2]
 
 
 def test_dropout_draws_other_masks_in_each_micro_batch_step_and_seed(data, monkeypatch):
@@ -209,7 +212,7 @@ def test_dropout_draws_other_masks_in_each_micro_batch_step_and_seed(data, monke
     for changes, number in (((), 1), ((), 2), (("optim.seed=2",), 1)):
         trainer = build(*changes)
         assert len(step.micro_batches(trainer, data, np.arange(40))) > 3
-        train_step(trainer, data, np.arange(40), number)
+        train_step(trainer, prepare(trainer, data, np.arange(40)), number)
     assert len(set(seeds)) == len(seeds)
     assert all(0 <= seed < 2**63 for seed in seeds)
 
@@ -221,6 +224,48 @@ def test_a_mixed_seed_depends_on_each_number_and_their_order():
     drawn = np.array([mix(1, number) for number in range(2000)], dtype=np.float64) / 2**63
     assert abs(drawn.mean() - 0.5) < 0.03, "no bit is always the same"
     assert (drawn < 0.5).mean() == pytest.approx(0.5, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        (),
+        ("model.norm=pre", "model.norm_kind=rms", "model.activation=swiglu", "model.position=rope"),
+        ("model.position=learned", "model.attention_dropout=0.1", "model.kv_heads=1"),
+        ("optim.clip_norm=0", "train.device_tokens=12"),
+    ],
+)
+def test_a_step_reads_no_value_from_its_device(monkeypatch, changes):
+    """Tensors of torch's "meta" device have no values: whoever asked for one, as `item` does, would get an error."""
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: False)
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: step.contextlib.nullcontext())
+    monkeypatch.setattr(import_module("torch.optim.adam"), "_device_dtype_check_for_fused", lambda *_, **__: None)
+    rng = np.random.default_rng(0)
+    data = of_lengths(*rng.integers(1, 30, (2, 60)).tolist())
+    trainer = Trainer.build(settings(*changes), World(0, 1, torch.device("meta")), (340, 340))
+    for number in (1, 2):
+        update = prepare(trainer, data, np.arange(40))
+        assert len(update.micro_batches) > 1
+        stats = train_step(trainer, update, number)
+    assert trainer.optimizer.state, "Adam has taken its steps"
+    for value in (stats.loss, stats.nll, stats.grad_norm, stats.skipped):
+        with pytest.raises(RuntimeError, match="meta"):
+            value.item()
+
+
+def test_an_update_is_prepared_alike_in_any_thread_with_all_that_messages_and_measurements_need(data):
+    trainer, pairs = build(), np.arange(5, 45)
+    with ThreadPoolExecutor(1) as thread:
+        found = thread.submit(prepare, trainer, data, pairs).result()
+    parts = step.micro_batches(trainer, data, pairs)
+    assert [part.number for part in found.micro_batches] == list(range(len(parts)))
+    assert found.rows.tolist() == data.rows[pairs].tolist()
+    for part, expected in zip(found.micro_batches, parts, strict=True):
+        assert part.pairs.tolist() == expected.tolist()
+        assert part.rows.tolist() == data.rows[expected].tolist()
+        batch = collate(*data.take(expected))
+        for name in ("src", "tgt_in", "tgt_out", "real"):
+            assert torch.equal(getattr(part.batch, name), getattr(batch, name))
 
 
 # ── the parts of a training ─────────────────────────────────────────────────────────────────────────────────────────
@@ -314,7 +359,7 @@ def test_an_update_tells_where_it_is_and_with_which_lines(data):
 
     trainer = Trainer.build(settings("train.device_tokens=40"), ALONE, (340, 340), Listening())
     parts = step.micro_batches(trainer, data, np.arange(20))
-    train_step(trainer, data, np.arange(20), 7)
+    train_step(trainer, prepare(trainer, data, np.arange(20)), 7)
     assert told == [
         (f"{name} pass of micro-batch {turn} of {len(parts)}", data.rows[pairs].tolist(), 7)
         for turn, pairs in enumerate(parts, 1)
@@ -393,7 +438,7 @@ def test_the_rehearsal_holds_adams_moments_that_are_still_to_come(data, monkeypa
     rehearse(trainer, data)
     assert sum(sizes) == 2 * sum(p.numel() for p in trainer.model.parameters())
     monkeypatch.undo()
-    train_step(trainer, data, np.arange(9), 1)
+    train_step(trainer, prepare(trainer, data, np.arange(9)), 1)
     monkeypatch.setattr(step.torch, "empty_like", lambda p: pytest.fail("the moments exist by now"))
     monkeypatch.setattr(step, "_pass", lambda *_: None)
     rehearse(trainer, data)

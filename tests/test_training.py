@@ -16,15 +16,15 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from nmt import auto, checkpoint, machine, training, validation
-from nmt.batching import collate, plan_updates
+from nmt import checkpoint, machine, training, validation
+from nmt.batching import collate, plan_epoch
 from nmt.config import BpeConfig, Config, EncodeConfig, load
 from nmt.dataset import encode_corpus, open_dataset
 from nmt.distributed import World
 from nmt.errors import CheckpointError, ConfigError
 from nmt.provenance import TrainPaths, read_config
 from nmt.sizes import parameters
-from nmt.step import StepStats, Trainer, TrainingModel, micro_batches, train_step
+from nmt.step import StepStats, Trainer, TrainingModel, micro_batches, prepare, train_step
 from nmt.symbols import PAD
 from nmt.tokenizer import train_bpe
 from nmt.training import train_model
@@ -49,7 +49,7 @@ def test_an_update_is_the_mean_over_its_target_tokens_however_it_is_cut(paths):
     loss.backward()
     for device_tokens in (12, 40, 5000):
         trainer = trainer_of(settings("model.dropout=0", f"train.device_tokens={device_tokens}", "optim.clip_norm=0"))
-        stats = train_step(trainer, data, update, 1)
+        stats = train_step(trainer, prepare(trainer, data, update), 1)
         assert stats.loss.item() / stats.tgt_tokens == pytest.approx(loss.item(), abs=1e-9)
         for ours, theirs in zip(trainer.model.parameters(), reference.model.parameters(), strict=True):
             assert torch.allclose(ours.grad, theirs.grad, atol=1e-10)
@@ -75,7 +75,7 @@ def test_clipping_bounds_the_gradient_and_zero_leaves_it(paths):
 
     def norm_after(clip: str) -> tuple[float, float]:
         trainer = trainer_of(settings(f"optim.clip_norm={clip}"))
-        stats = train_step(trainer, data, np.arange(20), 1)
+        stats = train_step(trainer, prepare(trainer, data, np.arange(20)), 1)
         after = torch.stack([p.grad.norm() for p in trainer.model.parameters()]).norm()
         return stats.grad_norm.item(), after.item()
 
@@ -99,7 +99,7 @@ def test_the_first_update_of_every_recipe_runs(paths, recipe):
     trainer = Trainer.build(load(recipe, small), ALONE, (340, 340))
     before = {name: weight.clone() for name, weight in trainer.model.state_dict().items()}
     data = open_dataset(paths.encode, "train", "en", "zh")
-    stats = train_step(trainer, data, np.arange(10), 1)
+    stats = train_step(trainer, prepare(trainer, data, np.arange(10)), 1)
     assert 0 < stats.loss.item() / stats.tgt_tokens < 2 * np.log(340)
     assert stats.rate > 0
     changed = [name for name, weight in trainer.model.state_dict().items() if not torch.equal(weight, before[name])]
@@ -111,7 +111,7 @@ def test_dropout_draws_new_masks_in_each_step_and_micro_batch_and_the_same_when_
 
     def loss(step: int, update: list[int], *changes: str) -> float:
         trainer = trainer_of(settings("optim.seed=3", *changes))  # With the same weights each time.
-        return train_step(trainer, data, np.array(update), step).loss.item()
+        return train_step(trainer, prepare(trainer, data, np.array(update)), step).loss.item()
 
     plain = [loss(step, [5], "model.dropout=0") for step in (1, 2, 3)]
     assert len(set(plain)) == 1
@@ -153,7 +153,7 @@ def clocked(monkeypatch, breaks_at: int = 0) -> None:
     """Steps of known tokens, operations and seconds, and pauses of hours; nothing is computed."""
     clock, honest, save_checkpoint = Clock(), training.save, checkpoint.save
 
-    def take_step(trainer, data, update, step):
+    def take_step(trainer, update, step):
         if step == breaks_at:
             raise KeyboardInterrupt
         clock.now += seconds_of(step)
@@ -258,10 +258,10 @@ def interrupted(monkeypatch, config: Config, paths: TrainPaths, step: int) -> No
     """Train until the process breaks at the beginning of `step`."""
     take_step = training.train_step
 
-    def breaking(trainer, data, update, number):
+    def breaking(trainer, update, number):
         if number == step:
             raise KeyboardInterrupt
-        return take_step(trainer, data, update, number)
+        return take_step(trainer, update, number)
 
     with monkeypatch.context() as patch:
         patch.setattr(training, "train_step", breaking)
@@ -328,7 +328,7 @@ def test_the_first_line_of_a_training_says_what_is_trained_where_and_for_how_lon
     trainer = replace(Trainer.build(config, ALONE, (340, 340)), world=world)
     line = training.header(trainer, data, Path("runs/x"))
     optim, lengths = config.optim, (data.src.lengths, data.tgt.lengths)
-    updates = len(plan_updates(*lengths, optim.batch_tokens, optim.seed, 0))
+    updates = len(next(plan_epoch(*lengths, optim.batch_tokens, optim.length_buckets, optim.seed, 0)))
     epochs, rounded = optim.max_steps / updates, 0 if optim.max_steps >= 10 * updates else 1
     assert f"({epochs:,.{rounded}f} epochs of {updates:,} updates)" in line
     size = sum(parameters(config.model, 340, None if config.bpe.joint else 340).values())
@@ -359,7 +359,7 @@ def test_a_run_folder_is_whole_in_itself(paths, tmp_path):
     train_model(settings(), run, ALONE)
     names = {path.name for path in run.run.iterdir()}
     assert {"config.json", "tokenizer", "normalisation.json", "final", "best", "checkpoints", "metrics.jsonl"} <= names
-    assert read_config(run.run) == auto.for_training(settings(), None)
+    assert read_config(run.run) == settings()
     found = json.loads((run.run / "provenance.json").read_text())
     assert found["packages"]["torch"] == torch.__version__
     assert len(checkpoint.saved_steps(run.run)) == 3

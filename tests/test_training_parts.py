@@ -1,9 +1,14 @@
 """The parts of the training loop one at a time: measurements, the order of updates, ends and what they leave."""
 
+import contextlib
 import json
 import logging
 import math
 import os
+import signal
+import sys
+import threading
+import tracemalloc
 from dataclasses import asdict, replace
 from itertools import islice
 from types import SimpleNamespace
@@ -12,12 +17,12 @@ import numpy as np
 import pytest
 import torch
 
-from nmt import checkpoint, training
-from nmt.batching import plan_updates
-from nmt.dataset import open_dataset
+from nmt import batching, checkpoint, training
+from nmt.batching import plan_epoch
+from nmt.dataset import Column, ParallelDataset, open_dataset
 from nmt.distributed import World
-from nmt.errors import CheckpointError, LostContact, NmtError, Preempted
-from nmt.step import StepStats, Trainer, train_step
+from nmt.errors import CheckpointError, DataError, LostContact, NmtError, Preempted
+from nmt.step import StepStats, Trainer, largest, prepare, train_step
 from nmt.text import read_lines
 from nmt.tokenizer import load_tokenizers
 from nmt.training import Meter, give_up, is_finished, is_over, peak_memory, resume, save, tell, train_model, updates
@@ -120,27 +125,145 @@ def test_the_most_memory_held_is_in_mib():
 # ── which update comes next ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_updates_are_those_of_the_plan_of_each_epoch_from_where_the_training_is(paths):
+@pytest.mark.parametrize("window", [60, batching.WINDOW])
+def test_updates_are_those_of_the_plan_of_each_epoch_from_where_the_training_is(paths, monkeypatch, window):
+    monkeypatch.setattr(batching, "WINDOW", window)
     config, data = settings("optim.seed=3"), open_dataset(paths.encode, "train", "en", "zh")
     tokenizers = load_tokenizers(paths.bpe, "en", "zh")
-    plans = [plan_updates(data.src.lengths, data.tgt.lengths, 150, 3, epoch) for epoch in range(3)]
-    expected = [(epoch, n + 1, pairs.tolist()) for epoch, plan in enumerate(plans) for n, pairs in enumerate(plan)]
+    plans = [list(plan_epoch(data.src.lengths, data.tgt.lengths, 150, 1, 3, epoch)) for epoch in range(3)]
+    assert (len(plans[0]) > 2) == (window == 60)
+    expected = [
+        (epoch, number, n + 1, pairs.tolist())
+        for epoch, windows in enumerate(plans)
+        for number, plan in enumerate(windows)
+        for n, pairs in enumerate(plan)
+    ]
 
     def taken(progress: Progress, count: int) -> list:
         found = islice(updates(config, paths, data, tokenizers, progress), count)
         return [(*place, pairs.tolist()) for _, pairs, place in found]
 
     assert taken(Progress(), len(expected)) == expected
-    for done in (1, 5, len(plans[0]), len(plans[0]) + 2):
-        epoch, update, _ = expected[done - 1]
-        assert taken(Progress(epoch=epoch, update=update), 4) == expected[done : done + 4]
+    first, epoch = len(plans[0][0]), sum(map(len, plans[0]))
+    for done in (1, 5, first, first + 2, epoch, epoch + 2):
+        epoch, number, update, _ = expected[done - 1]
+        assert taken(Progress(epoch=epoch, window=number, update=update), 4) == expected[done : done + 4]
+
+
+def evenly(pairs: int) -> ParallelDataset:
+    """Pairs of 2 to 40 tokens."""
+    lengths = [2 + (np.arange(pairs) * factor) % 39 for factor in (7, 11)]
+    columns = [Column(np.full(side.sum(), 9, np.uint16), np.concatenate([[0], np.cumsum(side)])) for side in lengths]
+    return ParallelDataset(*columns, np.arange(pairs))
+
+
+def test_no_work_in_python_before_the_first_batch_or_in_a_step_grows_with_the_corpus(paths):
+    config, tokenizers = settings("optim.batch_tokens=2000"), load_tokenizers(paths.bpe, "en", "zh")
+    trainer, counts, sizes = Trainer.build(config, ALONE, (340, 340)), [], []
+    for pairs in (2 * batching.WINDOW, 8 * batching.WINDOW):
+        data, calls = evenly(pairs), [0]
+
+        def count(*_, calls=calls):
+            calls[0] += 1
+
+        sys.setprofile(count)
+        training.header(trainer, data, paths.run)
+        largest(trainer, data)
+        _, plan, _, _ = next(training.plans(config, paths, data, tokenizers, Progress()))
+        prepare(trainer, data, plan[0])
+        sys.setprofile(None)
+        counts.append(calls[0])
+        tracemalloc.start()
+        for number in range(3):
+            prepare(trainer, data, np.arange(number, pairs, pairs // 90))
+        sizes.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert counts[1] < 1.2 * counts[0], counts
+    assert sizes[1] < 1.2 * sizes[0], sizes
+    assert sizes[1] < pairs, "bytes: nothing is as large as the corpus"
+
+
+@pytest.mark.parametrize("sampled", [(), ("bpe.dropout=0.3",)], ids=["plain", "sampled"])
+def test_updates_and_their_pieces_are_the_same_from_wherever_a_training_goes_on(paths, monkeypatch, sampled):
+    monkeypatch.setattr(batching, "WINDOW", 60)
+    config, tokenizers = settings(*sampled), load_tokenizers(paths.bpe, "en", "zh")
+    plain = open_dataset(paths.encode, "train", "en", "zh")
+
+    def taken(progress: Progress, count: int) -> list:
+        found = islice(updates(config, paths, plain, tokenizers, progress), count)
+        ids = [(place, [side.tolist() for side in data.take(pairs)]) for data, pairs, place in found]
+        return [(place, [sorted(map(tuple, side)) for side in sides]) for place, sides in ids]
+
+    expected = taken(Progress(), 60)
+    assert expected[-1][0][:2] > (0, 2), "several windows, and more than an epoch"
+    for done in (0, 1, 7, 20, 40, 50):
+        epoch, window, update = expected[done][0]
+        assert taken(Progress(epoch=epoch, window=window, update=update), 5) == expected[done + 1 : done + 6]
+
+
+def test_only_the_text_of_windows_that_are_planned_is_cut_anew(paths, monkeypatch):
+    monkeypatch.setattr(batching, "WINDOW", 40)
+    cut, honest = [], training.resample
+    monkeypatch.setattr(
+        training, "resample", lambda plain, pairs, *more: cut.append(pairs) or honest(plain, pairs, *more)
+    )
+    config, tokenizers = settings("bpe.dropout=0.3"), load_tokenizers(paths.bpe, "en", "zh")
+    plain = open_dataset(paths.encode, "train", "en", "zh")
+    with contextlib.closing(updates(config, paths, plain, tokenizers, Progress(epoch=2, window=1))) as found:
+        next(found)
+    assert 1 <= len(cut) <= 2, "its own and at most the next one, which is planned meanwhile"
+    assert cut[0].tolist() == list(batching.windows(150, config.optim.seed, 2))[1].tolist()
+
+
+def test_each_window_of_each_epoch_and_seed_is_cut_by_numbers_of_its_own(paths, monkeypatch):
+    monkeypatch.setattr(batching, "WINDOW", 60)
+    seeds, tokenizers = [], load_tokenizers(paths.bpe, "en", "zh")
+    plain = open_dataset(paths.encode, "train", "en", "zh")
+    monkeypatch.setattr(training, "resample", lambda *given: seeds.append(given[5]) or plain)
+    for changes in ((), ("optim.seed=2",), ()):
+        list(islice(training.plans(settings("bpe.dropout=0.3", *changes), paths, plain, tokenizers, Progress()), 9))
+    assert len(set(seeds)) == 18, "three windows of three epochs"
+    assert seeds[:9] == seeds[18:]
+
+
+@pytest.mark.parametrize("end", ["whole", "raises", "stops"])
+def test_no_thread_outlives_a_training_however_it_ends(paths, tmp_path, monkeypatch, end):
+    step_of, before = training.train_step, threading.active_count()
+
+    def ending(trainer, update, number):
+        if number == 8 and end == "raises":
+            raise ZeroDivisionError
+        if number == 8 and end == "stops":
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step_of(trainer, update, number)
+
+    monkeypatch.setattr(training, "train_step", ending)
+    with contextlib.suppress(ZeroDivisionError, Preempted):
+        train_model(settings("bpe.dropout=0.1"), at(paths, tmp_path / "run"), ALONE)
+    assert state(tmp_path / "run")["state"] == {"whole": "finished", "raises": "failed", "stops": "preempted"}[end]
+    assert threading.active_count() == before
+
+
+def test_an_error_of_the_thread_that_is_ahead_ends_the_training_with_it(paths, tmp_path, monkeypatch):
+    honest, prepared = training.prepare, []
+
+    def failing(trainer, data, pairs):
+        prepared.append(pairs)
+        if len(prepared) == 7:
+            raise DataError("the disk is gone")
+        return honest(trainer, data, pairs)
+
+    monkeypatch.setattr(training, "prepare", failing)
+    with pytest.raises(DataError, match="the disk is gone"):
+        train_model(settings("train.log_every=1"), at(paths, tmp_path / "run"), ALONE)
+    assert [row["step"] for row in metrics(tmp_path / "run")] == [1, 2, 3, 4, 5, 6]
 
 
 def test_bpe_dropout_cuts_the_text_anew_in_each_epoch_and_lines_keep_their_pairs(paths):
     config, tokenizers = settings("bpe.dropout=0.3"), load_tokenizers(paths.bpe, "en", "zh")
     english, chinese = (read_lines(paths.clean / f"train.{language}") for language in ("en", "zh"))
     seen = {}
-    for data, _, (epoch, _) in updates(
+    for data, _, (epoch, _, _) in updates(
         config, paths, open_dataset(paths.encode, "train", "en", "zh"), tokenizers, Progress()
     ):
         if epoch == 3:
@@ -313,7 +436,7 @@ def test_lost_contact_is_told_as_a_consequence(tmp_path, word, monkeypatch):
 def test_what_was_saved_is_what_goes_on(paths, tmp_path):
     data = open_dataset(paths.encode, "train", "en", "zh")
     trainer, other = (Trainer.build(settings("optim.precision=float16"), ALONE, (340, 340)) for _ in range(2))
-    train_step(trainer, data, np.arange(9), 1)
+    train_step(trainer, prepare(trainer, data, np.arange(9)), 1)
     progress = Progress(step=5, epoch=1, update=2, best_score=3.5, best_step=4, worse=1, skipped=2, device_tokens=7)
     trainer.scaler.load_state_dict(trainer.scaler.state_dict() | {"scale": 1024.0, "_growth_tracker": 6})
     save(trainer, tmp_path, progress)

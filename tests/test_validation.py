@@ -2,6 +2,7 @@
 
 import json
 import math
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from types import SimpleNamespace
 
@@ -13,7 +14,7 @@ from nmt import checkpoint, validation
 from nmt.config import TranslateConfig
 from nmt.dataset import open_dataset
 from nmt.errors import NmtError
-from nmt.step import Trainer, dev_loss, train_step
+from nmt.step import Trainer, dev_loss, prepare, train_step
 from nmt.tokenizer import load_tokenizers
 from nmt.translation import Translator
 from nmt.validation import DevSet, Progress, choose_final, translate_dev, validate
@@ -47,7 +48,7 @@ def weights_by_age(paths) -> dict[int, dict[str, torch.Tensor]]:
     trainer = Trainer.build(settings("optim.lr_factor=4", "model.dropout=0.3"), ALONE, (340, 340))
     data, kept = open_dataset(paths.encode, "train", "en", "zh"), {}
     for step in range(1, 21):
-        train_step(trainer, data, np.random.default_rng(step).permutation(150)[:40], step)
+        train_step(trainer, prepare(trainer, data, np.random.default_rng(step).permutation(150)[:40]), step)
         if step in (1, 18, 19, 20):
             kept[step] = {name: weight.clone() for name, weight in trainer.model.state_dict().items()}
     return kept
@@ -248,6 +249,7 @@ def test_the_leader_alone_writes_the_final_model_and_all_wait_for_it(dev, weight
     for leads in (False, True):
         world = SimpleNamespace(rank=int(not leads), size=1, device=ALONE.device, leads=leads, sum=list, gather=None)
         world.from_leader, world.barrier = list, lambda: waits.append((run / "final").exists())
+        world.all_or_none, world.spread = nullcontext, list
         trainer = replace(trainer_with(weights_by_age[1], "train.validate_sentences=0"), world=world)
         choose_final(trainer, run, dev, Progress(step=20), Notes())
     assert waits == [False, True]

@@ -9,7 +9,7 @@ from nmt import checkpoint
 from nmt.config import Config
 from nmt.distributed import World, choose_device
 from nmt.errors import CheckpointError, ConfigError, DataError
-from nmt.provenance import BY_HAND, TrainPaths, read_config, unchanged
+from nmt.provenance import BY_HAND, TrainPaths, as_trained, read_config, unchanged
 from nmt.step import Trainer
 from nmt.text import read_object
 from nmt.tokenizer import load_tokenizers
@@ -48,6 +48,9 @@ def average_checkpoints(run: Path, last: int, output: Path | None, device: str, 
     config, folders = read_config(run), checkpoint.saved_steps(run)[-last:]
     if not folders:
         raise CheckpointError(f"{run} has no checkpoints; its training makes them (nmt train).")
+    for folder in folders:
+        if (fault := checkpoint.fault(folder)) is not None:
+            raise CheckpointError(f"{fault}; average fewer checkpoints (--last), or train again.")
     weights, name = checkpoint.average_folders(folders), f"average of {len(folders)}"
     state = {"made_of": f"{name}{MARK}", "steps": [checkpoint.step_of(folder) for folder in folders]}
     final, scores, measure = run / "final", dict[str, float](), ""
@@ -88,7 +91,7 @@ def _on_dev(config: Config, run: Path, device: str) -> tuple[Trainer, DevSet]:
             "compared with its final model. nmt run makes the data again; --force replaces without a comparison, "
             "-o FOLDER puts the average elsewhere."
         )
-    config = replace(config, train=replace(config.train, compile=False))
+    config = as_trained(replace(config, train=replace(config.train, compile=False)), run)
     tokenizers = load_tokenizers(paths.bpe, config.data.src, config.data.tgt)
     sizes = (len(tokenizers[0]), len(tokenizers[1]))
     trainer = Trainer.build(config, World(0, 1, choose_device(device)), sizes)

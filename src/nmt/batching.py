@@ -1,15 +1,16 @@
 """From lengths to updates, from an update to micro-batches, from micro-batches to each process's share.
 
-Pure functions of numbers. What an update holds depends on the lengths, `optim.batch_tokens`, the seed and the epoch
-alone; `train.device_tokens` and the number of processes only cut it. So one YAML file is one experiment anywhere.
+Pure functions of numbers. What an update holds depends on the lengths, `optim.batch_tokens`, `optim.length_buckets`,
+the seed and the epoch alone; `train.device_tokens`, the kind of device and the number of processes only cut it. So one
+YAML file is one experiment anywhere.
 """
 
 import itertools
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +21,14 @@ from nmt.symbols import BOS, PAD
 
 Numbers = npt.NDArray[np.int64]
 
-POOL = 2**17
-"""Pairs of a shuffled pool that are sorted by length together; bounds memory and keeps a large epoch mixed."""
+WINDOW = 2**17
+"""Pairs of an epoch that are planned together; bounds the time to the first update and keeps a large epoch mixed."""
+
+CHUNK = 256
+"""Tokens that an update has of each bucket where the number of buckets is not given, up to 8 of them."""
+
+OVERHEAD = {"cpu": 64, "cuda": 16_384}
+"""What a micro-batch costs besides its token slots, in slots of both sides; on a GPU the launch of its kernels."""
 
 FEWEST = 16
 """Sentences of a batch, on average, that are not made fewer to have more batches: few rows waste a step's products."""
@@ -39,25 +46,67 @@ def by_length(src_lengths: Numbers, tgt_lengths: Numbers) -> Numbers:
     return np.lexsort((np.where(src_lengths % 2 == 1, tgt_lengths, -tgt_lengths), src_lengths))
 
 
-def plan_updates(src_lengths: Numbers, tgt_lengths: Numbers, batch_tokens: int, seed: int, epoch: int) -> list[Numbers]:
-    """The updates of an epoch, each the indices of pairs of similar length; every pair is in exactly one.
+def windows(pairs: int, seed: int, epoch: int) -> Iterator[Numbers]:
+    """The pairs of an epoch in an order of its own, cut into windows."""
+    shuffled = np.random.default_rng([seed, epoch]).permutation(pairs)
+    for start in range(0, pairs, WINDOW):
+        yield shuffled[start : start + WINDOW]
 
-    An update is as large as it can be with at most `batch_tokens` real tokens on either side (a longer pair is alone).
+
+def plan_updates(
+    window: Numbers, src_lengths: Numbers, tgt_lengths: Numbers, batch_tokens: int, buckets: int, seed: Sequence[int]
+) -> list[Numbers]:
+    """The updates of a window, each the indices of its pairs; every pair of the window is in exactly one.
+
+    The pairs, sorted by length, are cut into chunks of at most batch_tokens / buckets real tokens on either side (a
+    longer pair is alone), and neighbouring chunks make a bucket. An update takes one chunk of each bucket by chance:
+    so it has short and long sentences, as the corpus has, and each chunk can be computed almost without padding. None
+    has more than `batch_tokens` on either side, but a pair that has more itself. 0 buckets: one for every CHUNK tokens.
     """
-    rng = np.random.default_rng([seed, epoch])
-    shuffled = rng.permutation(len(src_lengths))
+    buckets = buckets or min(8, max(1, batch_tokens // CHUNK))
+    rng = np.random.default_rng(seed)
+    order = window[by_length(src_lengths[window], tgt_lengths[window])]
+    sides = [lengths[order] for lengths in (src_lengths, tgt_lengths)]
+    chunks = _chunks(sides, max(1, batch_tokens // buckets))
+    count = -(-len(chunks) // buckets)
+    shuffled = [rng.permutation(len(chunks[first : first + count])) + first for first in range(0, len(chunks), count)]
     updates: list[Numbers] = []
-    for start in range(0, len(shuffled), POOL):
-        pool = shuffled[start : start + POOL]
-        pool = pool[by_length(src_lengths[pool], tgt_lengths[pool])]
-        sums = [np.concatenate([[0], np.cumsum(lengths[pool])]) for lengths in (src_lengths, tgt_lengths)]
-        first = 0
-        while first < len(pool):
-            last = min(int(np.searchsorted(s, s[first] + batch_tokens, side="right")) - 1 for s in sums)
-            last = max(last, first + 1)
-            updates.append(pool[first:last])
-            first = last
+    for row in itertools.zip_longest(*shuffled):
+        taken: list[slice] = []
+        for chunk in (chunks[number] for number in row if number is not None):
+            if taken and any(sum(int(side[part].sum()) for part in (*taken, chunk)) > batch_tokens for side in sides):
+                updates.append(np.concatenate([order[part] for part in taken]))
+                taken = []
+            taken.append(chunk)
+        updates.append(np.concatenate([order[part] for part in taken]))
     return [updates[number] for number in rng.permutation(len(updates))]
+
+
+def _chunks(sides: Sequence[Numbers], tokens: int) -> list[slice]:
+    """Neighbours in order, as many as have at most so many tokens on each side; one that has more is alone."""
+    sums = [np.concatenate([[0], np.cumsum(side)]) for side in sides]
+    chunks, first = list[slice](), 0
+    while first < len(sides[0]):
+        last = min(int(np.searchsorted(s, s[first] + tokens, side="right")) - 1 for s in sums)
+        chunks.append(slice(first, max(last, first + 1)))
+        first = chunks[-1].stop
+    return chunks
+
+
+def plan_epoch(
+    src_lengths: Numbers, tgt_lengths: Numbers, batch_tokens: int, buckets: int, seed: int, epoch: int, first: int = 0
+) -> Iterator[list[Numbers]]:
+    """The updates of each window of an epoch, from window `first` on; planned one by one."""
+    for number, window in enumerate(windows(len(src_lengths), seed, epoch)):
+        if number >= first:
+            yield plan_updates(window, src_lengths, tgt_lengths, batch_tokens, buckets, [seed, epoch, 1 + number])
+
+
+def count_updates(src_lengths: Numbers, tgt_lengths: Numbers, batch_tokens: int, buckets: int, seed: int) -> int:
+    """Updates of an epoch, if all its pairs have as many as a window of them, spread evenly over the corpus."""
+    window = np.arange(0, len(src_lengths), -(-len(src_lengths) // WINDOW))
+    updates = plan_updates(window, src_lengths, tgt_lengths, batch_tokens, buckets, [seed, 0, 1])
+    return round(len(updates) * len(src_lengths) / len(window))
 
 
 def area(src_lengths: Numbers, tgt_lengths: Numbers) -> int:
@@ -65,24 +114,56 @@ def area(src_lengths: Numbers, tgt_lengths: Numbers) -> int:
     return len(src_lengths) * int(max(src_lengths.max(), tgt_lengths.max()))
 
 
-def cut(update: Numbers, src_lengths: Numbers, tgt_lengths: Numbers, limit: int, processes: int) -> list[Numbers]:
+def fill(
+    order: Numbers, src_lengths: Numbers, tgt_lengths: Numbers, limit: int, most: float = math.inf
+) -> list[Numbers]:
+    """Pairs in order of their source length as batches of neighbours, each as large as it may be.
+
+    It may have `limit` token slots on its larger side and `most` on both together; a pair that has more is alone.
+    """
+    src, tgt = src_lengths[order], tgt_lengths[order]
+    parts, first = list[Numbers](), 0
+    while first < len(order):
+        end = first + max(1, limit // int(src[first]))
+        longest_src, longest_tgt = src[first:end], np.maximum.accumulate(tgt[first:end])
+        rows = np.arange(1, len(longest_src) + 1)
+        fit = np.searchsorted(rows * np.maximum(longest_src, longest_tgt), limit, side="right")
+        fit = min(fit, np.searchsorted(rows * (longest_src + longest_tgt), most, side="right"))
+        parts.append(order[first : first + max(1, int(fit))])
+        first += len(parts[-1])
+    return parts
+
+
+def slots(src_lengths: Numbers, tgt_lengths: Numbers) -> int:
+    """Token slots of both sides of a batch, padding included."""
+    return len(src_lengths) * int(src_lengths.max() + tgt_lengths.max())
+
+
+def cut(
+    update: Numbers, src_lengths: Numbers, tgt_lengths: Numbers, limit: int, processes: int, overhead: int
+) -> list[Numbers]:
     """The micro-batches of an update, each with at most `limit` slots on either side (a longer pair is alone).
 
-    They hold about equally many tokens, and their number is a multiple of `processes` where the pairs allow it, so
-    that processes which take turns are done together.
+    They are neighbours by length and about equally large, so that processes which take turns are done together. Their
+    number is the one that takes the least time: few have more padding, many cost `overhead` slots each.
     """
     order = update[by_length(src_lengths[update], tgt_lengths[update])]
-    cost = np.cumsum(src_lengths[order] + tgt_lengths[order])
-    fewest = max(int(lengths[order].sum()) for lengths in (src_lengths, tgt_lengths)) / limit
-    count = processes * max(1, math.ceil(fewest / processes))
-    while count < len(order):
-        # Part i ends where the tokens so far pass i/count of all; a long pair may pass two of these marks at once.
-        ends = np.searchsorted(cost, cost[-1] * np.arange(1, count) / count) + 1
-        parts = [part for part in np.split(order, np.unique(ends)) if len(part)]
-        if all(len(part) == 1 or area(src_lengths[part], tgt_lengths[part]) <= limit for part in parts):
-            return parts
-        count += processes
-    return [order[i : i + 1] for i in range(len(order))]
+    src, tgt = int(src_lengths[order].sum()), int(tgt_lengths[order].sum())
+    filled = partial(fill, order, src_lengths, tgt_lengths, limit)
+    best, least, rounds = list[Numbers](), math.inf, math.ceil(max(src, tgt) / limit / processes)
+    while True:
+        count = rounds * processes
+        # The smallest size, to two per cent, with which so few parts hold all pairs: so they are equally large.
+        sizes = [*((src + tgt) / count * 2 ** (np.arange(64) / 32)), math.inf]
+        size = bisect_left(sizes, True, key=lambda most: len(filled(most)) <= count)
+        if size < len(sizes):  # Else the limit needs more parts.
+            parts = filled(sizes[size])
+            costs = [slots(src_lengths[part], tgt_lengths[part]) + overhead for part in parts]
+            time = max(sum(costs[rank::processes]) for rank in range(processes))
+            if time >= least:
+                return best
+            best, least = parts, time
+        rounds += 1
 
 
 def share(micro_batches: Sequence[Numbers], rank: int, size: int) -> list[tuple[int, Numbers]]:
@@ -110,35 +191,32 @@ class Batch:
     slots: int
     """Token slots of both sides, padding included."""
 
-    def to(self, device: torch.device) -> "Batch":
-        """The same batch on another device."""
-        if device.type == "cpu":
+    def pinned(self, device: torch.device) -> "Batch":
+        """The same batch in memory from which it is copied to this device while the host goes on."""
+        if device.type != "cuda":
             return self
-        src, tgt_in, tgt_out, real = (
-            ids.pin_memory().to(device, non_blocking=True) for ids in (self.src, self.tgt_in, self.tgt_out, self.real)
-        )
+        with torch.cuda.device(device):  # A thread begins with the first GPU, and pinning would take memory there.
+            return self._each(lambda ids: ids.pin_memory())
+
+    def to(self, device: torch.device) -> "Batch":
+        """The same batch on another device; nothing waits for a copy from pinned memory."""
+        return self if device.type == "cpu" else self._each(lambda ids: ids.to(device, non_blocking=True))
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+        src, tgt_in, tgt_out, real = map(change, (self.src, self.tgt_in, self.tgt_out, self.real))
         return Batch(src, tgt_in, tgt_out, real, self.tokens, self.slots)
 
 
-def pad(rows: Sequence[npt.NDArray[Any]]) -> npt.NDArray[np.int64]:
-    """Rows of ids as one matrix as wide as the longest, filled up with pad."""
-    matrix = np.full((len(rows), max(len(row) for row in rows)), PAD, dtype=np.int64)
-    for number, row in enumerate(rows):
-        matrix[number, : len(row)] = row
-    return matrix
-
-
-def collate(src: Sequence[npt.NDArray[Any]], tgt: Sequence[npt.NDArray[Any]]) -> Batch:
-    """A batch from rows of ids that end with eos."""
-    src_ids, tgt_out = pad(src), pad(tgt)
-    tgt_in = np.full_like(tgt_out, BOS)
-    tgt_in[:, 1:] = tgt_out[:, :-1]
+def collate(src_ids: npt.NDArray[np.int64], tgt_ids: npt.NDArray[np.int64]) -> Batch:
+    """A batch from both sides of its pairs as matrices of ids, whose rows end with eos and are filled up with pad."""
+    tgt_in = np.full_like(tgt_ids, BOS)
+    tgt_in[:, 1:] = tgt_ids[:, :-1]
     # The eos of a shorter row would stand before its padding; it is no input, since nothing follows it.
-    tgt_in[:, 1:][tgt_out[:, 1:] == PAD] = PAD
-    tokens = sum(map(len, src)) + sum(map(len, tgt))
-    arrays = (src_ids, tgt_in, tgt_out, np.flatnonzero(tgt_out != PAD))
-    src_BS, tgt_BT, out_BT, real_N = (torch.from_numpy(array) for array in arrays)
-    return Batch(src_BS, tgt_BT, out_BT, real_N, tokens, src_ids.size + tgt_out.size)
+    tgt_in[:, 1:][tgt_ids[:, 1:] == PAD] = PAD
+    real = np.flatnonzero(tgt_ids != PAD)
+    tokens = int(np.count_nonzero(src_ids != PAD)) + len(real)
+    src_BS, tgt_BT, out_BT, real_N = (torch.from_numpy(array) for array in (src_ids, tgt_in, tgt_ids, real))
+    return Batch(src_BS, tgt_BT, out_BT, real_N, tokens, src_ids.size + tgt_ids.size)
 
 
 def padding_share(micro_batches: Sequence[Numbers], src_lengths: Numbers, tgt_lengths: Numbers) -> float:

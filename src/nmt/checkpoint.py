@@ -12,13 +12,13 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, cast, get_type_hints
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -114,6 +114,26 @@ def _tensors(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{path} cannot be read ({error})") from error
 
 
+class _Stored(Mapping[str, Tensor]):
+    """The tensors of a file, each read when it is asked for and kept by nobody."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self.file = cast(Any, safe_open(path, "pt"))
+            self.names: list[str] = list(self.file.keys())
+        except (OSError, SafetensorError, ValueError, MemoryError) as error:
+            raise CheckpointError(f"{path} cannot be read ({error})") from error
+
+    def __getitem__(self, name: str) -> Tensor:
+        return cast(Tensor, self.file.get_tensor(name))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
 def _check(folder: Path) -> None:
     """Raise CheckpointError unless every file is there and is what the manifest says."""
     manifest = folder / MANIFEST
@@ -139,9 +159,12 @@ def _read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def fault(folder: Path) -> str | None:
-    """Why the checkpoint in `folder` must not be used, or None if it is what was written."""
+    """Why the checkpoint in `folder` must not be used, or None if it is what was written; holds none of its tensors."""
     try:
-        _read(_standing(folder))
+        folder = _standing(folder)
+        _check(folder)
+        _Stored(folder / MODEL)
+        read_object(folder / STATE)
     except CheckpointError as error:
         return str(error)
     return None
@@ -257,16 +280,28 @@ def prune(run: Path, keep: int, every: int, latest: int) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def average(checkpoints: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The mean of each weight, summed in float64; raises CheckpointError if names or shapes differ."""
-    first = checkpoints[0]
-    for other in checkpoints[1:]:
-        if _shapes(other) != _shapes(first):
-            raise CheckpointError("these checkpoints are not of one model: their weights differ in name or shape.")
-    return {
-        name: torch.stack([c[name].double() for c in checkpoints]).mean(0).to(tensor.dtype)
-        for name, tensor in first.items()
-    }
+def average(checkpoints: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The mean of each weight, summed in float64; raises CheckpointError if names or shapes differ.
+
+    However many checkpoints there are, no more is held than the sum, which is as large as two of them.
+    """
+    sums: dict[str, Tensor] = {}
+    kinds: dict[str, torch.dtype] = {}
+    for count, weights in enumerate(checkpoints, 1):
+        if count > 1 and weights.keys() != sums.keys():
+            raise CheckpointError(_OTHERS)
+        for name in weights:
+            tensor = weights[name]
+            if count == 1:
+                sums[name], kinds[name] = tensor.to(torch.float64, copy=True), tensor.dtype
+            elif (tensor.shape, tensor.dtype) != (sums[name].shape, kinds[name]):
+                raise CheckpointError(_OTHERS)
+            else:
+                sums[name] += tensor
+    return {name: sums.pop(name).div_(count).to(kind) for name, kind in kinds.items()}
+
+
+_OTHERS = "these checkpoints are not of one model: their weights differ in name or shape."
 
 
 def manifest_hash(folder: Path) -> str:
@@ -356,5 +391,5 @@ def load_model(run: Path, config: Config, folder: Path | None = None) -> Transfo
 
 
 def average_folders(folders: Iterable[Path]) -> dict[str, Tensor]:
-    """The averaged weights of checkpoint folders."""
-    return average([load(folder)[0] for folder in folders])
+    """The averaged weights of checkpoint folders in which `fault` has found nothing."""
+    return average(_Stored(_standing(folder) / MODEL) for folder in folders)

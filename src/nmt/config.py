@@ -359,6 +359,8 @@ class OptimConfig:
 
     batch_tokens: int = 25_000
     """Real tokens on either side of one update, over all processes (Vaswani et al. 2017, section 5.1)."""
+    length_buckets: int = 0
+    """Groups of sentence lengths of which an update has equally many tokens; 0: one for 256 batch_tokens, up to 8."""
     label_smoothing: float = 0.1
     """Share of the target distribution that is spread evenly over the vocabulary."""
     clip_norm: float = 1.0
@@ -401,7 +403,12 @@ class OptimConfig:
             ),
             *(
                 (getattr(self, name) >= 0, f"optim.{name} is {getattr(self, name)}; give 0 or more.")
-                for name in ("clip_norm", "weight_decay", "patience", "seed")
+                for name in ("clip_norm", "weight_decay", "patience", "seed", "length_buckets")
+            ),
+            (
+                self.length_buckets <= self.batch_tokens,
+                f"optim.length_buckets is {self.length_buckets}, more than optim.batch_tokens ({self.batch_tokens}); "
+                "give at most so many, or 0.",
             ),
             *(
                 (getattr(self, name) > 0, f"optim.{name} is {getattr(self, name)}; give a positive number.")

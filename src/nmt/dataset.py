@@ -5,8 +5,10 @@ vocabulary allows), each sentence with its eos, and `NAME.offsets`, where each b
 """
 
 import functools
+import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,13 +20,16 @@ from tqdm import tqdm
 from nmt.batching import Numbers
 from nmt.config import EncodeConfig
 from nmt.errors import DataError, counted, told
-from nmt.symbols import EOS
-from nmt.text import lines_of, sha256_of
+from nmt.symbols import EOS, PAD
+from nmt.text import decode_line, lines_of, sha256_of
 from nmt.tokenizer import Tokenizer, load_tokenizers
 
 FORMAT = 1
 WINDOW = 50_000
 """Pairs that are held in memory at a time while encoding."""
+
+BLOCK = 2**24
+"""Bytes of text that are searched for line ends at a time."""
 
 SPLITS = ("train", "dev", "test")
 
@@ -42,10 +47,17 @@ class Column:
     def __getitem__(self, row: int) -> npt.NDArray[Any]:
         return self.ids[self.offsets[row] : self.offsets[row + 1]]
 
-    @property
+    @functools.cached_property
     def lengths(self) -> Numbers:
-        """Tokens of each sentence, eos counted."""
+        """Tokens of each sentence, eos counted; worked out once."""
         return np.diff(self.offsets)
+
+    def padded(self, rows: Numbers) -> npt.NDArray[np.int64]:
+        """The ids of these sentences as one matrix as wide as the longest, filled up with pad."""
+        starts, ends = self.offsets[rows, None], self.offsets[rows + 1, None]
+        places = starts + np.arange((ends - starts).max())
+        # A place behind the end of a short sentence is in the next one, or behind the last, and is not looked at.
+        return np.where(places < ends, self.ids.take(places, mode="clip"), PAD).astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -60,9 +72,9 @@ class ParallelDataset:
     def __len__(self) -> int:
         return len(self.src)
 
-    def take(self, pairs: Numbers) -> tuple[list[npt.NDArray[Any]], list[npt.NDArray[Any]]]:
-        """The ids of both sides of these pairs."""
-        return [self.src[int(i)] for i in pairs], [self.tgt[int(i)] for i in pairs]
+    def take(self, pairs: Numbers) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """The ids of both sides of these pairs, each as one padded matrix; see `collate`."""
+        return self.src.padded(pairs), self.tgt.padded(pairs)
 
 
 def encode_corpus(
@@ -190,51 +202,86 @@ def read_meta(folder: Path) -> dict[str, Any]:
 def open_dataset(folder: Path, split: str, src: str, tgt: str, *, verify: bool = True) -> ParallelDataset:
     """The split of an encode folder, memory-mapped, from `src` into `tgt`; each file must be as it was written.
 
-    Without `verify` the files are not hashed: for one of several processes that read the same disk of a machine.
+    Without `verify` the files are neither hashed nor looked through: for one of several processes that read the same
+    disk of a machine, whose memory they share.
     """
     meta = read_meta(folder)
     sizes = dict(zip(meta["languages"], meta["vocab_size"], strict=True))
+    for language in (src, tgt):
+        if language not in sizes:
+            raise DataError(f"{folder} has {', '.join(sizes)}, not {language}; check data.src and data.tgt.")
 
-    def checked(name: str) -> Path:
-        if not verify:
-            return folder / name
+    def check(name: str) -> None:
         try:
             found = sha256_of(folder / name)
         except OSError as error:
             raise DataError(f"cannot read {told(error, folder / name)}; run nmt encode again.") from error
         if found != meta["sha256"].get(name):
             raise DataError(f"{folder / name} is not what was written (its SHA-256 differs); run nmt encode again.")
-        return folder / name
 
     def column(language: str) -> Column:
-        if language not in sizes:
-            raise DataError(f"{folder} has {', '.join(sizes)}, not {language}; check data.src and data.tgt.")
-        offsets = np.fromfile(checked(f"{split}.{language}.offsets"), dtype=np.int64)
-        path = checked(f"{split}.{language}.ids")
-        dtype = np.dtype(np.uint16 if sizes[language] <= 2**16 else np.uint32)
-        size = path.stat().st_size // dtype.itemsize
-        # An empty file cannot be mapped.
-        ids = np.memmap(path, dtype=dtype, mode="r", shape=(size,)) if size else np.zeros(0, dtype)
-        if not len(offsets) or offsets[0] or offsets[-1] != len(ids) or (np.diff(offsets) < 1).any():
+        offsets = _mapped(folder / f"{split}.{language}.offsets", np.int64)
+        path = folder / f"{split}.{language}.ids"
+        ids = _mapped(path, np.uint16 if sizes[language] <= 2**16 else np.uint32)
+        found = Column(ids, offsets)
+        wrong = not len(offsets) or offsets[0] or offsets[-1] != len(ids)
+        if wrong or (verify and (found.lengths < 1).any()):
             raise DataError(f"{path} has {counted(len(ids), 'token')}, but others are listed; run nmt encode again.")
-        return Column(ids, offsets)
+        return found
 
+    if verify:
+        names = [f"{language}.{kind}" for language in dict.fromkeys((src, tgt)) for kind in ("ids", "offsets")]
+        with ThreadPoolExecutor() as pool:  # While one file is hashed, Python goes on.
+            list(pool.map(check, (f"{split}.{name}" for name in (*names, "rows"))))
     sides = column(src), column(tgt)
-    rows = np.fromfile(checked(f"{split}.rows"), dtype=np.int64)
+    rows = _mapped(folder / f"{split}.rows", np.int64)
     if {len(side) for side in sides} != {len(rows)}:
         raise DataError(f"{folder} has sides of different lengths in {split}; run nmt encode again.")
     return ParallelDataset(*sides, rows)
 
 
+def _mapped(path: Path, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """The numbers of a file, memory-mapped: processes of one machine share them, and what is not read costs nothing."""
+    size = path.stat().st_size // np.dtype(dtype).itemsize
+    # An empty file cannot be mapped. A plain array of the mapped memory is indexed faster than a memmap.
+    return np.asarray(np.memmap(path, dtype, "r", shape=(size,))) if size else np.zeros(0, dtype)
+
+
+class Lines:
+    """The lines of a file of clean text, which are read when they are asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self.bytes = _mapped(path, np.uint8)
+        except OSError as error:
+            raise DataError(f"cannot read {told(error, path)}; run nmt clean again.") from error
+        blocks = range(0, len(self.bytes), BLOCK)
+        ends = [np.flatnonzero(self.bytes[start : start + BLOCK] == ord("\n")) + start + 1 for start in blocks]
+        self.starts = np.concatenate([[0], *ends, [len(self.bytes)]])
+
+    def take(self, rows: Numbers) -> list[str]:
+        """The text of these lines, from 0."""
+        found = [
+            decode_line(self.bytes[self.starts[row] : self.starts[row + 1]].tobytes(), first=row == 0)
+            for row in rows.tolist()
+        ]
+        for row, (_, whole) in zip(rows, found, strict=True):
+            if not whole:
+                raise DataError(f"{self.path}, line {row + 1:,} is not UTF-8; run nmt clean again.")
+        return [text for text, _ in found]
+
+
 def resample(
     plain: ParallelDataset,
+    pairs: Numbers,
     text: tuple[Sequence[str], Sequence[str]],
     tokenizers: tuple[Tokenizer, Tokenizer],
     dropout: float,
     seed: int,
     max_tokens: int,
 ) -> ParallelDataset:
-    """The same pairs cut anew by BPE-dropout, a pure function of its arguments; `text` holds the lines of `plain.rows`.
+    """These pairs cut anew by BPE-dropout, a pure function of its arguments; `text` holds their lines.
 
     A pair that became longer than `max_tokens` keeps its plain pieces.
     """
@@ -245,9 +292,9 @@ def resample(
     too_long = {i for side in sides for i, ids in enumerate(side) if len(ids) + 1 > max_tokens}
 
     def column(side: list[list[int]], plain: Column) -> Column:
-        rows = [plain[i].tolist() if i in too_long else [*ids, EOS] for i, ids in enumerate(side)]
+        rows = [plain[int(pairs[i])].tolist() if i in too_long else [*ids, EOS] for i, ids in enumerate(side)]
         lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
-        flat = np.fromiter((i for row in rows for i in row), dtype=plain.ids.dtype, count=int(lengths.sum()))
+        flat = np.fromiter(itertools.chain.from_iterable(rows), dtype=plain.ids.dtype, count=int(lengths.sum()))
         return Column(flat, np.concatenate([[0], np.cumsum(lengths)]))
 
-    return ParallelDataset(column(sides[0], plain.src), column(sides[1], plain.tgt), plain.rows)
+    return ParallelDataset(column(sides[0], plain.src), column(sides[1], plain.tgt), plain.rows[pairs])

@@ -7,7 +7,7 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -64,6 +64,12 @@ class World:
     def from_leader(self, values: Sequence[float]) -> list[float]:
         """The leader's values, equal on all; the others' are not looked at."""
         return self.sum(values if self.leads else [0.0] * len(values))
+
+    def spread(self, tensors: Iterable[Tensor]) -> None:
+        """Give every process the leader's values, in place."""
+        if self.size > 1:
+            for tensor in tensors:
+                distributed.broadcast(tensor, 0)
 
     def barrier(self) -> None:
         """Wait until every process is here."""

@@ -280,7 +280,7 @@ def look_at_data(config: Config, stages: Sequence[Stage]) -> Data:
     """Counted where the data are encoded, else estimated from the clean text, or from the raw files."""
     clean, _, encode = stages[:3]
     if (encode.writes / "meta.json").is_file():
-        from nmt.batching import plan_updates
+        from nmt.batching import count_updates
         from nmt.dataset import open_dataset
 
         vocab = _vocab(config, encode.writes)
@@ -291,7 +291,7 @@ def look_at_data(config: Config, stages: Sequence[Stage]) -> Data:
             src_tokens=int(src.sum()),
             tgt_tokens=int(tgt.sum()),
             longest=int(max(src.max(), tgt.max())),
-            updates=len(plan_updates(src, tgt, config.optim.batch_tokens, config.optim.seed, 0)),
+            updates=count_updates(src, tgt, config.optim.batch_tokens, config.optim.length_buckets, config.optim.seed),
             vocab=vocab,
             exact=True,
         )
@@ -372,20 +372,21 @@ def _raw(files: Sequence[Path]) -> tuple[int, list[int]]:
 
 def measure(config: Config, stages: Sequence[Stage], device: str, steps: int = 5) -> dict[str, Any]:
     """Take a few real steps with a new model, the first untimed, and work out the whole; nothing is saved."""
-    from nmt.batching import plan_updates
+    from nmt.batching import plan_epoch
     from nmt.dataset import open_dataset
     from nmt.distributed import World, choose_device
-    from nmt.step import Trainer, rehearse, train_step
+    from nmt.step import Trainer, prepare, rehearse, train_step
 
     encode = stages[2].writes
     data = open_dataset(encode, "train", config.data.src, config.data.tgt)
     world = World(0, 1, choose_device(device))
-    updates = plan_updates(data.src.lengths, data.tgt.lengths, config.optim.batch_tokens, config.optim.seed, 0)
+    optim, lengths = config.optim, (data.src.lengths, data.tgt.lengths)
+    updates = next(plan_epoch(*lengths, optim.batch_tokens, optim.length_buckets, optim.seed, 0))
     trainer = rehearse(Trainer.build(config, world, _vocab(config, encode)), data)
     chosen = updates[: steps + 1]
     begun = time.perf_counter()
     for step, update in enumerate(chosen, 1):
-        stats = train_step(trainer, data, update, step)
+        stats = train_step(trainer, prepare(trainer, data, update), step)
         float(stats.loss)  # Waits for the device.
         if step == 1 and len(chosen) > 1:
             begun = time.perf_counter()

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from nmt.text import read_object, sha256_of, write_json
 
 log = logging.getLogger(__name__)
 
-FORMAT = 2
+FORMAT = 3
 """Of identity.json; a run of another one is not resumed."""
 
 BY_HAND = ("average", "final-before")
@@ -142,10 +142,24 @@ def trained_precision(run: Path) -> Precision | None:
     return found
 
 
+def as_trained(config: Config, run: Path) -> Config:
+    """The settings of a run with the precision that `auto` became when it began, if that is known."""
+    before = trained_precision(run) if config.optim.precision == "auto" else None
+    return replace(config, optim=replace(config.optim, precision=before)) if before else config
+
+
 def open_run(
-    config: Config, paths: TrainPaths, numerics: dict[str, Any], *, fresh: bool, init_from: Path | None = None
+    config: Config,
+    paths: TrainPaths,
+    numerics: dict[str, Any],
+    *,
+    fresh: bool,
+    init_from: Path | None = None,
+    given: Config | None = None,
 ) -> None:
     """Make the run folder complete in itself, or check that it is a run of the same settings and data.
+
+    `config` has what `auto` means here; `given` are the settings as they were given, which others compare with.
 
     `numerics` is what changes rounding alone; another value of it than before is logged. Raises ConfigError with
     old -> new if the folder is another training's; `fresh` removes what is there.
@@ -177,7 +191,7 @@ def open_run(
             shutil.copyfile(path, run / "tokenizer" / path.name)
         shutil.copyfile(paths.clean / "normalisation.json", run / "normalisation.json")
         keep_keys(paths.clean, config.clean.columns, run, init_from)
-        write_json(run / "config.json", to_dict(config))
+        write_json(run / "config.json", to_dict(given or config))
         earlier = [] if fresh else _sessions(run)
         write_json(run / "provenance.json", provenance(paths) | {"earlier": earlier})
         write_json(run / "numerics.json", numerics)

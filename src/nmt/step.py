@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from nmt import auto
-from nmt.batching import Numbers, collate, cut, padding_share, share
+from nmt.batching import OVERHEAD, Batch, Numbers, by_length, collate, cut, fill, padding_share, share
 from nmt.config import Config
 from nmt.dataset import ParallelDataset
 from nmt.distributed import World, bound_kernels, gpu_of, let_go, parallelize
@@ -116,53 +116,106 @@ class Trainer:
         """The context of a backward pass whose gradients are not exchanged yet."""
         return self.parallel.no_sync() if self.world.size > 1 else contextlib.nullcontext()  # type: ignore[operator]
 
+    def zero_grad(self) -> None:
+        """Begin a new sum of gradients.
+
+        DDP's stay where they are, in its buckets: the gradients of micro-batches that are not exchanged yet would else
+        be a second set beside these.
+        """
+        self.optimizer.zero_grad(set_to_none=self.world.size == 1)
+
 
 def micro_batches(trainer: Trainer, data: ParallelDataset, update: Numbers) -> list[Numbers]:
     """How an update is cut for the processes and devices at hand; see nmt.batching."""
-    return cut(update, data.src.lengths, data.tgt.lengths, trainer.device_tokens, trainer.world.size)
+    overhead = OVERHEAD.get(trainer.world.device.type, OVERHEAD["cpu"])
+    return cut(update, data.src.lengths, data.tgt.lengths, trainer.device_tokens, trainer.world.size, overhead)
 
 
-def train_step(trainer: Trainer, data: ParallelDataset, update: Numbers, step: int) -> StepStats:
-    """One update of the weights: the loss summed over its micro-batches, divided by all of its target tokens."""
+@dataclass(frozen=True)
+class MicroBatch:
+    """Pairs that one forward pass computes."""
+
+    number: int
+    """In the update, from 0; -1 for one that is another process's, and counts for nothing here."""
+    pairs: Numbers
+    rows: Numbers
+    """The lines of the training text that they came from, from 0."""
+    batch: Batch
+
+
+@dataclass(frozen=True)
+class Update:
+    """One update as this process computes it, with all that the host works out for it; see `prepare`."""
+
+    data: ParallelDataset
+    rows: Numbers
+    """The lines of the training text that its pairs came from, from 0; of all processes, as are the numbers below."""
+    micro_batches: list[MicroBatch]
+    """Those that this process computes."""
+    tgt_tokens: int
+    tokens: int
+    flops: float
+    padding: float
+    """The share of token slots that hold padding."""
+
+
+def prepare(trainer: Trainer, data: ParallelDataset, pairs: Numbers) -> Update:
+    """The update that holds these pairs of `data`, cut and padded; the same numbers whichever thread works them out."""
+    world, parts = trainer.world, micro_batches(trainer, data, pairs)
+    src_lengths, tgt_lengths = data.src.lengths[pairs], data.tgt.lengths[pairs]
+    tgt_tokens = int(tgt_lengths.sum())
+    vocabulary = trainer.model.embedding.num_embeddings
+    return Update(
+        data,
+        data.rows[pairs],
+        [
+            MicroBatch(number, part, data.rows[part], collate(*data.take(part)).pinned(world.device))
+            for number, part in share(parts, world.rank, world.size)
+        ],
+        tgt_tokens,
+        tgt_tokens + int(src_lengths.sum()),
+        float(training_flops(trainer.config.model, vocabulary, src_lengths, tgt_lengths).sum()),
+        padding_share(parts, data.src.lengths, data.tgt.lengths),
+    )
+
+
+def train_step(trainer: Trainer, update: Update, step: int) -> StepStats:
+    """One update of the weights: the loss summed over its micro-batches, divided by all of its target tokens.
+
+    The host waits for nothing that the device computes.
+    """
     world, optim, started = trainer.world, trainer.config.optim, time.perf_counter()
-    parts = micro_batches(trainer, data, update)
-    tgt_lengths = data.tgt.lengths
-    tgt_tokens = int(tgt_lengths[update].sum())
-    mine = share(parts, world.rank, world.size)
+    mine = update.micro_batches
     seconds = dict.fromkeys(("data", "forward", "backward", "optimizer"), 0.0)
     total, nll = (torch.zeros((), dtype=torch.float64, device=world.device) for _ in range(2))
-    trainer.optimizer.zero_grad()
-    for turn, (number, pairs) in enumerate(mine):
-        batch = collate(*data.take(pairs)).to(world.device)
+    trainer.zero_grad()
+    for turn, part in enumerate(mine):
+        batch = part.batch.to(world.device)
         started = _lap(seconds, "data", started)
         # Dropout's randomness is a function of what is computed, so going on needs no generator's state, and another
         # number of processes draws the same masks where the update is cut the same.
-        torch.manual_seed(mix(optim.seed, step, number + 1))
+        seed(world.device, mix(optim.seed, step, part.number + 1))
         # Gradients are exchanged once, in the backward pass of the last micro-batch.
         last = turn == len(mine) - 1
-        with contextlib.nullcontext() if last else trainer.alone(), memory_told(trainer, data, pairs):
-            trainer.at(f"forward pass of micro-batch {turn + 1} of {len(mine)}", data.rows[pairs], step)
+        with contextlib.nullcontext() if last else trainer.alone(), memory_told(trainer, update.data, part.pairs):
+            trainer.at(f"forward pass of micro-batch {turn + 1} of {len(mine)}", part.rows, step)
             with trainer.precision():
                 loss, part_nll = trainer.parallel(batch.src, batch.tgt_in, batch.tgt_out, batch.real)
             started = _lap(seconds, "forward", started)
-            trainer.at(f"backward pass of micro-batch {turn + 1} of {len(mine)}", data.rows[pairs], step)
+            trainer.at(f"backward pass of micro-batch {turn + 1} of {len(mine)}", part.rows, step)
             # DDP takes the mean over processes; what is wanted is the sum over all, for each token of the update.
-            weight = world.size / tgt_tokens if number >= 0 else 0.0
+            weight = world.size / update.tgt_tokens if part.number >= 0 else 0.0
             trainer.scaler.scale(loss * weight).backward()
         started = _lap(seconds, "backward", started)
-        if number >= 0:
+        if part.number >= 0:
             total += loss.detach()
             nll += part_nll
     rate = learning_rate(step, optim, trainer.config.model.d_model)
     set_learning_rate(trainer.optimizer, rate)
     grad_norm, skipped = update_weights(trainer)
     _lap(seconds, "optimizer", started)
-    src_lengths = data.src.lengths[update]
-    tokens = tgt_tokens + int(src_lengths.sum())
-    vocabulary = trainer.model.embedding.num_embeddings
-    flops = float(training_flops(trainer.config.model, vocabulary, src_lengths, tgt_lengths[update]).sum())
-    padding = padding_share(parts, data.src.lengths, tgt_lengths)
-    return StepStats(total, nll, grad_norm, skipped, rate, tgt_tokens, tokens, flops, padding, seconds)
+    of_all = (update.tgt_tokens, update.tokens, update.flops, update.padding)
+    return StepStats(total, nll, grad_norm, skipped, rate, *of_all, seconds)
 
 
 def update_weights(trainer: Trainer) -> tuple[Tensor, Tensor]:
@@ -218,12 +271,14 @@ def largest(trainer: Trainer, data: ParallelDataset) -> Numbers:
     """
     src, tgt = data.src.lengths, data.tgt.lengths
     longer = np.maximum(src, tgt)
-    order = np.argsort(longer, kind="stable")
+    counts = np.bincount(longer)
+    # Small numbers are sorted in time that is linear in their count.
+    order = np.argsort(longer.astype(np.min_scalar_type(len(counts))), kind="stable")
     # An update is no larger than this, with its padding.
     limit = min(trainer.device_tokens, math.ceil(auto.PADDED * trainer.config.optim.batch_tokens))
-    best, most = order[-1:], 0.0
-    for length in np.unique(longer):
-        end = int(np.searchsorted(longer[order], length, side="right"))
+    best, most, ends = order[-1:], 0.0, np.cumsum(counts)
+    for length in np.flatnonzero(counts):
+        end = int(ends[length])
         pairs = order[max(0, end - max(1, limit // int(length))) : end]
         widths = (int(src[pairs].max()), int(tgt[pairs].max()))
         size = len(pairs) * sum(n * (1 + n / trainer.config.model.d_model) for n in widths)
@@ -239,13 +294,21 @@ def rehearse(trainer: Trainer, data: ParallelDataset) -> Trainer:
     trainer that comes back has the largest limit that fits. Raises OutOfMemory, on all processes if on one.
     """
     finds = trainer.config.train.device_tokens == "auto"
+    if trainer.world.size > 1:
+        # DDP orders its buckets anew between the first and the second backward pass, and sums of more than two numbers
+        # depend on that. So it happens here, before the first step of a new training and of one that goes on, and the
+        # gradients of all that follows are in the buckets that stay. With a single pair: the processes exchange
+        # gradients in it, so one that ran out of memory here could not tell the others.
+        for _ in range(2):
+            with memory_told(trainer, data, np.zeros(1, np.int64)):
+                _pass(trainer, data, np.zeros(1, np.int64))
     while True:
         pairs = largest(trainer, data)
         try:
             error = _rehearse(trainer, data, pairs)
             let_go(error)  # The frames that it came through hold all that was computed until then.
         finally:
-            trainer.optimizer.zero_grad()
+            trainer.zero_grad()
             if trainer.world.device.type == "cuda":
                 torch.cuda.empty_cache()
         failed = trainer.world.sum([float(error is not None)])[0]
@@ -257,13 +320,6 @@ def rehearse(trainer: Trainer, data: ParallelDataset) -> Trainer:
         trainer = replace(trainer, device_tokens=smaller)
     if finds:
         log.info("train: train.device_tokens is %s, the largest that fits", f"{trainer.device_tokens:,}")
-    if trainer.world.size > 1:
-        # DDP orders its buckets anew after the first backward pass, and sums of more than two numbers depend on that.
-        # So it happens here, before the first step of a new training and of one that goes on. With a single pair: the
-        # processes exchange gradients in it, so one that ran out of memory here could not tell the others.
-        with memory_told(trainer, data, pairs[:1]):
-            _pass(trainer, data, pairs[:1])
-        trainer.optimizer.zero_grad()
     return trainer
 
 
@@ -297,6 +353,15 @@ def _pass(trainer: Trainer, data: ParallelDataset, pairs: Numbers) -> None:
         (loss * 0.0).backward()
 
 
+def seed(device: torch.device, number: int) -> None:
+    """Begin the random numbers of a device anew."""
+    if device.type == "cpu":
+        # torch's function notes this for GPUs that may still be asked for, with the stack, which takes a millisecond.
+        torch.default_generator.manual_seed(number)
+    else:
+        torch.manual_seed(number)
+
+
 def mix(*numbers: int) -> int:
     """A 64-bit seed that depends on every one of these numbers from 0."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0]) >> 1
@@ -312,15 +377,16 @@ def _lap(seconds: dict[str, float], name: str, since: float) -> float:
 def dev_loss(trainer: Trainer, data: ParallelDataset) -> tuple[float, float]:
     """Label-smoothed loss and nll of a data set, in nats for each target token; every process does a share."""
     trainer.model.eval()
-    everything = np.arange(len(data))
-    sums = [0.0, 0.0]
+    lengths = data.src.lengths, data.tgt.lengths
+    parts = fill(by_length(*lengths), *lengths, trainer.device_tokens)
+    sums = torch.zeros(2, dtype=torch.float64, device=trainer.world.device)
     loss_of = TrainingModel(trainer.model, trainer.config.optim.label_smoothing)
-    for number, pairs in share(micro_batches(trainer, data, everything), trainer.world.rank, trainer.world.size):
+    for number, pairs in share(parts, trainer.world.rank, trainer.world.size):
         if number >= 0:
             batch = collate(*data.take(pairs)).to(trainer.world.device)
             with trainer.precision():
                 loss, nll = loss_of(batch.src, batch.tgt_in, batch.tgt_out, batch.real)
-            sums = [sums[0] + loss.item(), sums[1] + nll.item()]
+            sums += torch.stack((loss, nll))  # Not their items: the device would be waited for in each batch.
     trainer.model.train()
     tokens = int(data.tgt.lengths.sum())
-    return tuple(value / tokens for value in trainer.world.sum(sums))  # type: ignore[return-value]
+    return tuple(value / tokens for value in trainer.world.sum(sums.tolist()))  # type: ignore[return-value]

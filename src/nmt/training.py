@@ -1,38 +1,47 @@
 """train: the loop, and what is kept of it on disk."""
 
 import contextlib
+import itertools
 import logging
 import math
 import os
 import resource
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from nmt import checkpoint
-from nmt.batching import Numbers, plan_updates
+from nmt.batching import Numbers, count_updates, plan_updates, windows
 from nmt.config import SECTIONS, Config, of_kind
-from nmt.dataset import ParallelDataset, open_dataset, resample
+from nmt.dataset import Lines, ParallelDataset, open_dataset, resample
 from nmt.distributed import World, is_lost_contact
 from nmt.errors import CheckpointError, LostContact, NmtError, Preempted, first_line
 from nmt.launch import leave_word
 from nmt.machine import warn_of_slow
 from nmt.overlap import warn_of_overlap
+from nmt.prefetch import Prefetch
 from nmt.provenance import TrainPaths, open_run, unchanged
 from nmt.resume import require_equal_settings, require_equal_state, require_shared, resume, settle
 from nmt.sizes import peak_flops
-from nmt.step import StepStats, Trainer, mix, rehearse, train_step
-from nmt.text import read_lines, read_object, write_json
+from nmt.step import StepStats, Trainer, Update, mix, prepare, rehearse, train_step
+from nmt.text import read_object, write_json
 from nmt.tokenizer import Tokenizer, load_tokenizers
 from nmt.tracking import Tracker, duration
 from nmt.validation import DevSet, Progress, choose_final, validate
 from nmt.watch import Heartbeat, Skips, Stop, preempted
 
 log = logging.getLogger(__name__)
+
+AHEAD = 4
+"""Updates that are cut and padded ahead of the one that is computed."""
+
+Place = tuple[int, int, int]
+"""Where an update leaves a training: epoch, window of it, and updates that are done of this."""
 
 
 def train_model(
@@ -47,13 +56,13 @@ def train_model(
         log.info("train: %s is finished; nothing to do", paths.run)
         return
     try:
-        config = settle(config, paths.run, world, fresh=fresh)
+        given, config = config, settle(config, paths.run, world, fresh=fresh)
         if world.leads:
             warn_of_slow("optim.precision", config.optim.precision, world.device)
         with world.all_or_none():
             if world.leads:
                 checkpoint.recover(paths.run)
-                open_run(config, paths, numerics(config, world), fresh=fresh, init_from=init_from)
+                open_run(config, paths, numerics(config, world), fresh=fresh, init_from=init_from, given=given)
                 if init_from is not None:
                     warn_of_overlap(paths.run, paths.clean, (config.data.src, config.data.tgt))
         require_shared(paths.run, world, config.train.timeout)
@@ -93,7 +102,7 @@ def train_model(
 def header(trainer: Trainer, data: ParallelDataset, run: Path) -> str:
     """What is trained, on what and for how long, in one line; an epoch has as many updates as the first has."""
     optim, world = trainer.config.optim, trainer.world
-    updates = len(plan_updates(data.src.lengths, data.tgt.lengths, optim.batch_tokens, optim.seed, 0))
+    updates = count_updates(data.src.lengths, data.tgt.lengths, optim.batch_tokens, optim.length_buckets, optim.seed)
     size = sum(parameter.numel() for parameter in trainer.model.parameters())
     gpu = f" ({torch.cuda.get_device_name(world.device)})" if world.device.type == "cuda" else ""
     return (
@@ -134,18 +143,18 @@ def loop(
     train, run = trainer.config.train, paths.run
     skips, meter = Skips(progress.skipped), Meter(trainer.world, trainer.config.optim.precision)
     trainer.model.train()
-    with stop.stepping():
-        for data, update, (epoch, done) in updates(trainer.config, paths, train_set, dev.tokenizers, progress):
-            if is_over(trainer.config, progress):
-                break
-            progress = replace(progress, step=progress.step + 1, epoch=epoch, update=done)
-            trainer.at("reading its pairs", step=progress.step)
-            stats = train_step(trainer, data, update, progress.step)
-            meter.add(stats)
+    planned = updates(trainer.config, paths, train_set, dev.tokenizers, progress)
+    with stop.stepping(), Prefetch(prepared(trainer, planned), AHEAD) as coming:
+        while not is_over(trainer.config, progress):
+            trainer.at("waiting for its pairs", step=progress.step + 1)
+            update, (epoch, window, done) = next(coming)
+            progress = replace(progress, step=progress.step + 1, epoch=epoch, window=window, update=done)
+            stats = train_step(trainer, update, progress.step)
+            meter.add(stats, coming.waited)
             tracker.advance()
             last = progress.step >= trainer.config.optim.max_steps
             due = progress.step % train.save_every == 0 or last
-            skips.add(progress.step, stats.skipped, data.rows[update].tolist())
+            skips.add(progress.step, stats.skipped, update.rows)
             if progress.step % train.log_every == 0 or last:
                 skips.settle()
                 tracker.numbers("train", progress.step, meter.report() | {"epoch": epoch, "skipped": skips.count})
@@ -169,29 +178,55 @@ def loop(
     return progress
 
 
+def prepared(
+    trainer: Trainer, planned: Generator[tuple[ParallelDataset, Numbers, Place]]
+) -> Generator[tuple[Update, Place]]:
+    """The updates of a plan with all that the host works out for them."""
+    with contextlib.closing(planned):
+        for data, pairs, place in planned:
+            yield prepare(trainer, data, pairs), place
+
+
 def updates(
     config: Config,
     paths: TrainPaths,
     plain: ParallelDataset,
     tokenizers: tuple[Tokenizer, Tokenizer],
     progress: Progress,
-) -> Iterator[tuple[ParallelDataset, Numbers, tuple[int, int]]]:
-    """Updates without end from where `progress` is: data, pairs, and the (epoch, updates of it) that are done by it."""
-    src, tgt, seed = config.data.src, config.data.tgt, config.optim.seed
-    data = plain
-    text: tuple[Sequence[str], Sequence[str]] = ((), ())
-    if config.bpe.dropout:
-        sides = [read_lines(paths.clean / f"train.{language}") for language in (src, tgt)]
-        text = tuple([side[row] for row in plain.rows] for side in sides)  # type: ignore[assignment]
-    epoch, first = progress.epoch, progress.update
-    while True:
-        if config.bpe.dropout:
-            dropout, longest = config.bpe.dropout, config.encode.max_tokens
-            data = resample(plain, text, tokenizers, dropout, mix(seed, epoch) % 2**30, longest)
-        plan = plan_updates(data.src.lengths, data.tgt.lengths, config.optim.batch_tokens, seed, epoch)
-        for number in range(first, len(plan)):
-            yield data, plan[number], (epoch, number + 1)
-        epoch, first = epoch + 1, 0
+) -> Generator[tuple[ParallelDataset, Numbers, Place]]:
+    """Updates without end from where `progress` is, as pairs of a dataset; the next window is planned meanwhile."""
+    done = progress.update
+    with Prefetch(plans(config, paths, plain, tokenizers, progress), 1) as planned:
+        for data, plan, epoch, window in planned:
+            for number in range(done, len(plan)):
+                yield data, plan[number], (epoch, window, number + 1)
+            done = 0
+
+
+def plans(
+    config: Config,
+    paths: TrainPaths,
+    plain: ParallelDataset,
+    tokenizers: tuple[Tokenizer, Tokenizer],
+    progress: Progress,
+) -> Iterator[tuple[ParallelDataset, list[Numbers], int, int]]:
+    """The windows of all epochs from where `progress` is: dataset, updates, epoch and number of the window.
+
+    BPE-dropout cuts the text of each window anew, into a dataset of its own.
+    """
+    dropout, optim = config.bpe.dropout, config.optim
+    text = [Lines(paths.clean / f"train.{language}") for language in (config.data.src, config.data.tgt) if dropout]
+    for epoch in itertools.count(progress.epoch):
+        for window, pairs in enumerate(windows(len(plain), optim.seed, epoch)):
+            if (epoch, window) < (progress.epoch, progress.window):
+                continue
+            data, seed = plain, (optim.seed, epoch, window + 1)
+            if dropout:
+                src, tgt = (lines.take(plain.rows[pairs]) for lines in text)
+                cut_anew = (tokenizers, dropout, mix(*seed) % 2**30, config.encode.max_tokens)
+                data, pairs = resample(plain, pairs, (src, tgt), *cut_anew), np.arange(len(pairs))
+            lengths = data.src.lengths, data.tgt.lengths
+            yield data, plan_updates(pairs, *lengths, optim.batch_tokens, optim.length_buckets, seed), epoch, window
 
 
 def is_over(config: Config, progress: Progress) -> bool:
@@ -210,9 +245,9 @@ class Meter:
         self.stats: list[StepStats] = []
         self.since = time.perf_counter()
 
-    def add(self, stats: StepStats) -> None:
-        """Take one step in."""
-        self.stats.append(stats)
+    def add(self, stats: StepStats, waited: float = 0.0) -> None:
+        """Take one step in, and the seconds that it waited for its pairs."""
+        self.stats.append(replace(stats, seconds=stats.seconds | {"data": stats.seconds["data"] + waited}))
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -229,19 +264,20 @@ class Meter:
         A step that was left out counts for the speed alone: its loss is no number.
         """
         stats = self.stats
-        taken = [s for s in stats if not s.skipped.item()]
-        now = time.perf_counter()  # All steps are done: each was asked whether it was left out.
-        seconds = now - self.since
-        loss, nll = self.world.sum([float(sum(s.loss for s in taken)), float(sum(s.nll for s in taken))])
+        # All of them in one copy from the device, which is waited for here: then all steps are done.
+        measured = torch.stack([torch.stack([s.loss, s.nll, s.grad_norm.double(), s.skipped.double()]) for s in stats])
+        taken = [row for row in zip(*measured.T.tolist(), stats, strict=True) if not row[3]]
+        seconds = (now := time.perf_counter()) - self.since
+        loss, nll = self.world.sum([sum(row[0] for row in taken), sum(row[1] for row in taken)])
         values: dict[str, float] = {}
         if taken:
-            tgt_tokens = sum(s.tgt_tokens for s in taken)
+            tgt_tokens = sum(row[4].tgt_tokens for row in taken)
             values = {
                 "loss": loss / tgt_tokens,
                 "nll": nll / tgt_tokens,
                 "ppl": math.exp(min(nll / tgt_tokens, 20)),
                 "learning_rate": stats[-1].rate,
-                "grad_norm": float(sum(s.grad_norm for s in taken)) / len(taken),
+                "grad_norm": sum(row[2] for row in taken) / len(taken),
             }
         values |= {
             "steps": len(stats),

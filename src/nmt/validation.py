@@ -42,8 +42,10 @@ class Progress:
 
     step: int = 0
     epoch: int = 0
+    window: int = 0
+    """Of the pairs of this epoch; see nmt.batching.windows."""
     update: int = 0
-    """Updates of this epoch that are done."""
+    """Updates of this window that are done."""
     best_score: float | None = None
     """Of the dev set, higher is better: BLEU, or minus the loss."""
     best_step: int = 0
@@ -140,27 +142,45 @@ def whole_dev_score(trainer: Trainer, dev: DevSet) -> tuple[str, float]:
 
 
 def choose_final(trainer: Trainer, run: Path, dev: DevSet, progress: Progress, tracker: Tracker) -> None:
-    """Compare the average of the kept checkpoints with the best one on the whole dev set; the winner is `final`."""
-    folders = [path for path in checkpoint.saved_steps(run) if checkpoint.fault(path) is None]
-    candidates: dict[str, Sequence[Path]] = {f"average of {len(folders)}": folders} if folders else {}
-    if checkpoint.fault(run / "best") is None:
-        candidates[f"best (step {progress.best_step:,})"] = [run / "best"]
+    """Compare the average of the kept checkpoints with the best one on the whole dev set; the winner is `final`.
+
+    The leader alone reads them; the others get each candidate from it, and score their share.
+    """
+    world, candidates = trainer.world, dict[str, Sequence[Path]]()
+    with world.all_or_none():
+        if world.leads:
+            candidates = candidates_of(run, progress)
     scores: dict[str, float] = {}
     chosen: dict[str, Tensor] = {}
-    for name, members in candidates.items():
-        weights = checkpoint.average_folders(members)
-        trainer.model.load_state_dict(weights)
+    names = list(candidates)
+    for number in range(int(world.from_leader([len(names)])[0])):
+        weights: dict[str, Tensor] = {}
+        with world.all_or_none():
+            if world.leads:
+                weights = checkpoint.average_folders(candidates[names[number]])
+                trainer.model.load_state_dict(weights)
+        world.spread(trainer.model.state_dict().values())
         what, score = whole_dev_score(trainer, dev)
-        if not scores or score > max(scores.values()):
-            chosen = weights
-        scores[name] = score
-    if not chosen:
-        raise CheckpointError(f"no checkpoint in {run} is whole; start over with nmt train --fresh.")
-    best = max(scores, key=scores.__getitem__)
-    table = ", ".join(f"{name} has {score:.2f}" for name, score in scores.items())
-    tracker.say(f"train: {what} on the whole dev set: {table}; final is the {best}")
-    if trainer.world.leads:
+        if world.leads:
+            if not scores or score > max(scores.values()):
+                chosen = weights
+            scores[names[number]] = score
+    if world.leads:
+        best = max(scores, key=scores.__getitem__)
+        table = ", ".join(f"{name} has {score:.2f}" for name, score in scores.items())
+        tracker.say(f"train: {what} on the whole dev set: {table}; final is the {best}")
         for name in BY_HAND:  # They belong to the final model before this one.
             shutil.rmtree(run / name, ignore_errors=True)
         checkpoint.save(run / "final", chosen, {"made_of": best, "dev_scores": scores, "step": progress.step})
-    trainer.world.barrier()
+    world.barrier()
+
+
+def candidates_of(run: Path, progress: Progress) -> dict[str, Sequence[Path]]:
+    """What a final model may be made of: names, and the folders that are averaged. Raises if none is whole."""
+    folders = [path for path in checkpoint.saved_steps(run) if checkpoint.fault(path) is None]
+    found: dict[str, Sequence[Path]] = {f"average of {len(folders)}": folders} if folders else {}
+    if checkpoint.fault(run / "best") is None:
+        found[f"best (step {progress.best_step:,})"] = [run / "best"]
+    if not found:
+        raise CheckpointError(f"no checkpoint in {run} is whole; start over with nmt train --fresh.")
+    return found

@@ -7,12 +7,15 @@ import signal
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
+import torch
 from torch import Tensor
 
 from nmt.batching import Numbers
@@ -105,42 +108,78 @@ class Stop:
         return found
 
 
+@dataclass(frozen=True)
+class Arriving:
+    """A number on its way from a device to the host, which does not wait for it."""
+
+    value: Tensor
+    event: Any
+    """Done when the number is there; None where it was from the start."""
+
+    @staticmethod
+    def of(value: Tensor) -> "Arriving":
+        """Send for a number that the device is still to compute; torch copies it into pinned memory."""
+        if value.device.type != "cuda":
+            return Arriving(value, None)
+        copy, event = value.to("cpu", non_blocking=True), torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(value.device))
+        return Arriving(copy, event)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the number can be read without waiting."""
+        return self.event is None or bool(self.event.query())
+
+    def read(self) -> float:
+        """The number, waited for if need be."""
+        if self.event is not None:
+            self.event.synchronize()
+        return self.value.item()
+
+
 class Skips:
     """Counts updates that were left out because their gradient was not finite.
 
-    Whether one was is read a step late, so that the device need not be waited for.
+    Whether one was is read when it has arrived, so that no step waits for a device; a CPU's is there at once. When it
+    arrives differs between processes, so what they find ends them only where all of them have read all: in `settle`.
     """
 
     def __init__(self, count: int = 0) -> None:
         self.count, self.in_a_row = count, 0
-        self.unread: list[tuple[int, Tensor, Sequence[int]]] = []
+        self.unread: deque[tuple[int, Arriving, Sequence[int] | Numbers]] = deque()
+        self.hopeless: NmtError | None = None
 
-    def add(self, step: int, skipped: Tensor, rows: Sequence[int]) -> list[int]:
+    def add(self, step: int, skipped: Tensor, rows: Sequence[int] | Numbers) -> None:
         """Take in whether `step`, which had these rows of the training text, was left out; see `settle`."""
-        self.unread.append((step, skipped, rows))
-        return self.settle(rest=1)
+        self.unread.append((step, Arriving.of(skipped), rows))
+        if skipped.device.type != "cuda":
+            self.settle()
+        while self.unread and self.unread[0][1].is_here:
+            self._read()
 
-    def settle(self, rest: int = 0) -> list[int]:
-        """Look at all but the last `rest` steps; returns those left out. Raises NmtError after ten in a row."""
-        found = []
-        while len(self.unread) > rest:
-            step, skipped, rows = self.unread.pop(0)
-            if not skipped.item():
-                self.in_a_row = 0
-                continue
-            found.append(step)
-            self.count, self.in_a_row = self.count + 1, self.in_a_row + 1
+    def settle(self) -> None:
+        """Wait until all steps have been looked at. Raises NmtError after ten in a row."""
+        while self.unread:
+            self._read()
+        if self.hopeless:
+            raise self.hopeless
+
+    def _read(self) -> None:
+        step, skipped, rows = self.unread.popleft()
+        if not skipped.read():
+            self.in_a_row = 0
+            return
+        self.count, self.in_a_row = self.count + 1, self.in_a_row + 1
+        log.warning("train step %s: the gradient is not finite; the update is left out", f"{step:,}")
+        if self.in_a_row == IN_A_ROW:
             lines = ", ".join(str(row + 1) for row in sorted(rows)[:20])
             more = f" and {len(rows) - 20:,} more" if len(rows) > 20 else ""
-            log.warning("train step %s: the gradient is not finite; the update is left out", f"{step:,}")
-            if self.in_a_row == IN_A_ROW:
-                raise NmtError(
-                    f"steps {step - IN_A_ROW + 1:,} to {step:,}: the gradient was not finite {IN_A_ROW} times in a "
-                    f"row. The pairs of the last one are lines {lines}{more} of the clean training text.\n"
-                    "The weights and the checkpoints are as they were before. Try a lower optim.learning_rate, a "
-                    "longer optim.warmup_steps, or bfloat16 instead of float16."
-                )
-        return found
+            self.hopeless = NmtError(
+                f"steps {step - IN_A_ROW + 1:,} to {step:,}: the gradient was not finite {IN_A_ROW} times in a "
+                f"row. The pairs of the last one are lines {lines}{more} of the clean training text.\n"
+                "The weights and the checkpoints are as they were before. Try a lower optim.learning_rate, a "
+                "longer optim.warmup_steps, or bfloat16 instead of float16."
+            )
 
 
 class Heartbeat(Nowhere):
