@@ -241,7 +241,7 @@ class Decoding:
     @cached_property
     def lines(self) -> list[str]:
         data = synthetic(self.sentences, self.at.vocab, seed=5)
-        return [" ".join(str(max(i, EOS + 1)) for i in row[:-1]) for row in data.take(np.arange(len(data)))[0]]
+        return [" ".join(str(i) for i in row if i > EOS) for row in data.take(np.arange(len(data)))[0]]
 
     def translator(self, *changes: str) -> Translator:
         """With the settings of the recipe and changes; as many tokens in a batch as if translations might be longer."""

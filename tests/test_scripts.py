@@ -111,6 +111,19 @@ def test_the_loop_that_is_measured_is_that_of_nmt_train_with_the_settings_of_the
     assert not (tmp_path / "checkpoints").exists()
 
 
+def test_the_lines_that_are_translated_have_the_tokens_of_synthetic_sources(check_gpu, tmp_path):
+    from gpu_report import Setting, synthetic
+    from gpu_speed import Decoding, Numbers
+
+    at = Setting(torch.device("cpu"), True, 60, time.perf_counter(), tmp_path, tmp_path)
+    rows = Numbers(at.vocab).encode(Decoding(at, 50).lines)
+    assert [len(row) + 1 for row in rows] == synthetic(50, at.vocab, seed=5).src.lengths.tolist()
+    translator = Decoding(at, 50).translator()
+    found = translator.translate(Decoding(at, 50).lines[:9])
+    assert [len(text.split()) for text in found] == [len(row) for row in rows[:9]], "none ends by itself"
+    assert translator.batch_tokens == 4096
+
+
 def test_synthetic_pairs_have_the_lengths_of_sentences_and_end_in_eos(check_gpu):
     from gpu_report import synthetic
 
@@ -120,8 +133,10 @@ def test_synthetic_pairs_have_the_lengths_of_sentences_and_end_in_eos(check_gpu)
         assert lengths.min() >= 2
         assert lengths.max() <= 150
         assert lengths.mean() == pytest.approx(25, abs=1)
-    for rows in data.take(np.arange(50)):
-        assert all(row[-1] == EOS and (row[:-1] > EOS).all() and (row < 300).all() for row in rows)
+    for column, rows in zip((data.src, data.tgt), data.take(np.arange(50)), strict=True):
+        for length, row in zip(column.lengths, rows, strict=False):
+            assert row[length - 1] == EOS
+            assert ((row[: length - 1] > EOS) & (row[: length - 1] < 300)).all()
 
 
 def test_training_is_skipped_with_a_reason_where_no_data_were_brought(check_gpu, tmp_path):
