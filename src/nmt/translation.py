@@ -19,7 +19,7 @@ from nmt.batching import batches
 from nmt.checkpoint import load_model
 from nmt.config import Config, TranslateConfig
 from nmt.corpus import Normaliser
-from nmt.distributed import bound_kernels, choose_device, gpu_of, let_go
+from nmt.distributed import bound_kernels, choose_device, gpu_of
 from nmt.errors import CheckpointError, ConfigError, DataError, counted
 from nmt.machine import warn_of_slow
 from nmt.model import Transformer
@@ -324,10 +324,10 @@ class Translator:
         """What is found for each part, in halves where a GPU has no memory for all of them at once."""
         try:
             return self._search_together(parts, options)
-        except torch.OutOfMemoryError as error:
+        except torch.OutOfMemoryError:
             if len(parts) == 1:
                 raise
-            let_go(error)  # The frames that it came through hold all that was computed until then.
+        # Not above: the error's frames hold all that was computed until then.
         half = len(parts) // 2
         return [*self._search(parts[:half], options), *self._search(parts[half:], options)]
 
