@@ -2,14 +2,17 @@
 
     correct   the GPU computes what the CPU does: model, gradients, loss, cached decoding, searches
     bfloat16  autocast stays close to float32 and learns
-    speed     training throughput and MFU against a measured matrix peak
-    compiled  the same with torch.compile
-    decode    beam search at large batches, and the time of a step for one sentence
-    resume    going on from a checkpoint gives the same losses
+    speed     tokens a second and MFU of the loop that nmt train has, by recipe and default
+    decode    lines through Translator with default settings, and the time of a step for one line
+    resume    a training that is resumed has the same losses, and with deterministic kernels the same bits
+    pairs     ten million pairs: how long until the first step, and what the host does in each
+    ranks     two processes on one GPU, by gloo, plain and compiled
+    compiled  tokens a second with torch.compile and without
     train     recipe cmn for a minute or two, to BLEU
 
 Each result is written as soon as it is known, as a line of results.jsonl and as a row of results.md, so a part that is
-cut off has lost only what it had not measured. `--device cpu --tiny` runs the same code anywhere in seconds.
+cut off has lost only what it had not measured. `--device cpu --small` runs the same code anywhere in seconds. Nothing
+is loaded from a network. What only one part needs may be missing: each part imports its own.
 """
 
 import argparse
@@ -18,30 +21,24 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 
-import gpu_correct
-import gpu_speed
 from gpu_report import Report, Setting, explained
 from nmt.distributed import choose_device
 
-
-def train(report: Report, at: Setting) -> None:
-    """Recipe cmn to BLEU; imported late, so that what it alone needs may be missing elsewhere."""
-    import gpu_train
-
-    gpu_train.train(report, at)
-
-
 PARTS = {
-    "correct": gpu_correct.correct,
-    "bfloat16": gpu_correct.bfloat16,
-    "speed": gpu_speed.speed,
-    "compiled": gpu_speed.compiled,
-    "decode": gpu_speed.decode,
-    "resume": gpu_correct.resume,
-    "train": train,
+    "correct": "gpu_correct",
+    "bfloat16": "gpu_correct",
+    "speed": "gpu_speed",
+    "decode": "gpu_speed",
+    "resume": "gpu_correct",
+    "pairs": "gpu_speed",
+    "ranks": "gpu_ranks",
+    "compiled": "gpu_speed",
+    "train": "gpu_train",
 }
+"""The module of each part, whose function has the part's name."""
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -49,7 +46,9 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
-    parser.add_argument("--tiny", action="store_true", help="the smallest form of everything, to test this script")
+    parser.add_argument(
+        "--tiny", "--small", action="store_true", help="the smallest form of everything, to test this script"
+    )
     parser.add_argument("--seconds", type=float, default=600, help="that the part may take")
     parser.add_argument("--data", type=Path, default=Path("data/cmn"), help="clean, bpe and encode folders for `train`")
     parser.add_argument("--out", type=Path, default=Path("gpu-results"), help="where results go")
@@ -61,7 +60,7 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         device = choose_device(options.device)
         at = Setting(device, options.tiny, options.seconds, begun, options.data, options.out)
-        PARTS[options.part](report, at)
+        getattr(import_module(PARTS[options.part]), options.part)(report, at)
     except SystemExit:
         report.add("cut off", f"after {time.perf_counter() - begun:.0f} s", ok=False)
         raise

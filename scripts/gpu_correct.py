@@ -161,7 +161,7 @@ def resume(report: Report, at: Setting) -> None:
     def straight(trainer: Trainer, steps: range) -> list[float]:
         return [float(train_step(trainer, prepare(trainer, data, updates[step - 1]), step).loss) for step in steps]
 
-    def broken() -> list[float]:
+    def broken() -> tuple[list[float], str]:
         trainer = Trainer.build(config, at.world, (vocab, vocab))
         losses = straight(trainer, range(1, 5))
         with tempfile.TemporaryDirectory() as folder:
@@ -169,23 +169,32 @@ def resume(report: Report, at: Setting) -> None:
             tensors = checkpoint.optimizer_tensors(trainer.optimizer, trainer.model)
             checkpoint.save(saved, trainer.model.state_dict(), {"step": 4}, tensors)
             trainer = Trainer.build(replace(config, optim=replace(config.optim, seed=2)), at.world, (vocab, vocab))
-            trainer = replace(trainer, config=config)  # Other weights until they are loaded, the same chance.
+            # Other weights until they are loaded, the same chance.
+            optim = replace(trainer.config.optim, seed=config.optim.seed)
+            trainer = replace(trainer, config=replace(trainer.config, optim=optim))
             trainer.model.load_state_dict(checkpoint.load(saved)[0])
             checkpoint.restore_optimizer(trainer.optimizer, trainer.model, checkpoint.load_optimizer(saved))
-        return losses + straight(trainer, range(5, 9))
+        return losses + straight(trainer, range(5, 9)), checkpoint.digest(trainer.model.state_dict())
 
     def furthest(one: list[float], other: list[float]) -> float:
         return max(abs(a - b) / abs(b) for a, b in zip(one, other, strict=True))
 
-    def whole() -> list[float]:
-        return straight(Trainer.build(config, at.world, (vocab, vocab)), range(1, 9))
+    def whole() -> tuple[list[float], str]:
+        trainer = Trainer.build(config, at.world, (vocab, vocab))
+        return straight(trainer, range(1, 9)), checkpoint.digest(trainer.model.state_dict())
 
-    expected = whole()
-    report.add("losses of two equal trainings, relative difference", furthest(whole(), expected))
-    report.at_most("losses after going on, relative difference", furthest(broken(), expected), 1e-4)
+    expected, weights = whole()
+    again, resumed = whole(), broken()
+    twice = furthest(again[0], expected)
+    report.add("losses of two equal trainings, relative difference", twice)
+    report.at_most("losses after resuming, relative difference", furthest(resumed[0], expected), max(1e-4, 4 * twice))
+    report.add("the weights of two equal trainings", "equal" if again[1] == weights else "not equal")
+    report.add("the weights after resuming", "equal" if resumed[1] == weights else "not equal")
     with report.attempt("deterministic kernels"):
         torch.use_deterministic_algorithms(True)
         try:
-            report.at_most("the same with deterministic kernels", furthest(broken(), whole()), 0.0)
+            resumed, again = broken(), whole()
+            report.at_most("the losses with deterministic kernels", furthest(resumed[0], again[0]), 0.0)
+            report.add("the weights with deterministic kernels, bit for bit", "", ok=resumed[1] == again[1])
         finally:
             torch.use_deterministic_algorithms(False)

@@ -1,5 +1,6 @@
 """What the parts of check_gpu.py share: where results go, what a part is given, made-up data."""
 
+import gc
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +19,9 @@ from nmt.distributed import World
 from nmt.model import Transformer
 from nmt.search import Hypothesis, beam_search, greedy_search
 from nmt.symbols import EOS, PAD
+
+PAPER_VOCAB = 37_000
+"""Pieces of the paper's English-German vocabulary."""
 
 SMALL = ("layers=2", "d_model=32", "d_ff=64", "heads=4")
 
@@ -78,6 +82,10 @@ class Setting:
         return World(0, 1, self.device)
 
     @property
+    def vocab(self) -> int:
+        return 300 if self.tiny else PAPER_VOCAB
+
+    @property
     def left(self) -> float:
         return self.seconds - (time.perf_counter() - self.begun)
 
@@ -85,6 +93,13 @@ class Setting:
         """Until the device has done all that it was given."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+    def forget(self) -> None:
+        """Give back what an earlier measurement held, so that the next one's peak is its own."""
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(self.device)
 
     def clock(self, work: Callable[[], object], times: int) -> float:
         """Seconds that `work` takes, the mean of so many times after two unmeasured ones."""
@@ -104,14 +119,18 @@ def recipe(name: str | None, *changes: str, tiny: bool = False) -> Config:
 
 
 def synthetic(pairs: int, vocab: int, seed: int = 0, mean: int = 25) -> ParallelDataset:
-    """Random ids whose lengths are spread as those of sentences are, source and target alike, eos at the end."""
+    """Random ids whose lengths are spread as those of sentences are, source and target alike, eos at the end.
+
+    Ten million pairs take some seconds: everything is drawn in the size that it is kept in.
+    """
     rng = np.random.default_rng(seed)
-    src_lengths = np.clip(rng.gamma(3, mean / 3, pairs), 2, 6 * mean).astype(np.int64)
-    tgt_lengths = np.clip(src_lengths * rng.normal(1, 0.15, pairs), 2, 6 * mean).astype(np.int64)
+    src_lengths = np.clip(rng.standard_gamma(3, pairs, np.float32) * (mean / 3), 2, 6 * mean).astype(np.int64)
+    spread = 1 + 0.15 * rng.standard_normal(pairs, np.float32)
+    tgt_lengths = np.clip(src_lengths * spread, 2, 6 * mean).astype(np.int64)
 
     def column(lengths: Numbers) -> Column:
         offsets = np.concatenate([[0], np.cumsum(lengths)])
-        ids = rng.integers(EOS + 1, vocab, offsets[-1]).astype(np.int32)
+        ids = rng.integers(EOS + 1, vocab, offsets[-1], np.uint16)
         ids[offsets[1:] - 1] = EOS
         return Column(ids, offsets)
 

@@ -1,46 +1,164 @@
-"""Parts of check_gpu.py that say how fast training and decoding are."""
+"""Parts of check_gpu.py that say how fast training and decoding are, with the settings that the recipes have."""
 
+import json
+import resource
+import tempfile
 import time
-from itertools import cycle, islice
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import torch
 
-from gpu_report import Report, Setting, recipe, synthetic, translate, updates_of
-from nmt import loss
-from nmt.batching import collate
+from gpu_report import PAPER_VOCAB, Report, Setting, recipe, synthetic, updates_of
+from nmt import loss, training
+from nmt.auto import Gpu, translate_tokens
+from nmt.config import Config
+from nmt.corpus import Normaliser
 from nmt.dataset import ParallelDataset
+from nmt.distributed import gpu_of
 from nmt.loss import label_smoothed_loss
 from nmt.model import Transformer
+from nmt.provenance import TrainPaths
 from nmt.sizes import training_flops
-from nmt.step import Trainer, prepare, train_step
+from nmt.step import Nowhere, Trainer, prepare, train_step
+from nmt.symbols import EOS
+from nmt.tracking import Tracker
+from nmt.translation import Options, Translator
+from nmt.validation import DevSet, Progress
+from nmt.watch import Stop
 
-PAPER_VOCAB = 37_000
-"""Pieces of the paper's English-German vocabulary."""
+NEVER = "1000000000"
 
-# ── speed ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── training, by the loop that nmt train has ────────────────────────────────────────────────────────────────────────
 
 
 def speed(report: Report, at: Setting) -> None:
-    """The matrix peak, the loss by chunk size, then training as it is by default."""
+    """base as it is; then what each default gives, and big; last the loss by chunk size, and where the time goes."""
     peak = matrix_peak(report, at)
-    loss_chunks(report, at)
-    sizes = (300, 600) if at.tiny else (4096, 8192, 32768)
-    runs = [(name, size) for name in ("base", "big") for size in sizes] + [("base-modern", sizes[-1])]
-    for name, size in runs:
-        with report.attempt(f"{name}, device_tokens {size}"):
-            pace(report, at, name, size, peak, compiled=False)
+    data = synthetic(300 if at.tiny else 200_000, at.vocab)
+    finest = 200 if at.tiny else 4096
+    cases = [("base", ()), ("big", ()), ("base", ("optim.precision=float32",)),
+             ("base", (f"train.device_tokens={finest}",)), ("base-modern", ("train.compile=false",))]  # fmt: skip
+    for name, changes in cases:
+        with report.attempt(" ".join((name, *changes))):
+            pace(report, at, name, changes, data, peak)
     with report.attempt("profile"):
-        profile_steps(at, "base", sizes[-1])
+        profile_steps(at, data)
+    loss_chunks(report, at)
 
 
 def compiled(report: Report, at: Setting) -> None:
     """Training with torch.compile, what matters most first: compiling takes a good part of the time."""
     peak = matrix_peak(report, at)
-    largest = 600 if at.tiny else 32768
+    data = synthetic(300 if at.tiny else 200_000, at.vocab)
     for name in ("base",) if at.tiny else ("base", "big"):
-        with report.attempt(f"{name}, compiled"):
-            pace(report, at, name, largest, peak, compiled=True)
+        for word in ("true", "false"):
+            with report.attempt(f"{name}, compile {word}"):
+                pace(report, at, name, (f"train.compile={word}",), data, peak)
+
+
+def pairs(report: Report, at: Setting) -> None:
+    """The same training on ten million pairs: how long until its first step, and what its host does in each."""
+    count = 20_000 if at.tiny else 10_000_000
+    begun = time.perf_counter()
+    data = synthetic(count, at.vocab)
+    report.at_most(f"{count:,} synthetic pairs made, s", time.perf_counter() - begun, 20)
+    pace(report, at, "base", (), data, None, title=f"base on {count:,} pairs", steps=3 if at.tiny else 100)
+    report.add("peak memory of the process", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, "GiB")
+
+
+class FirstStep(Nowhere):
+    """Notes when the first step of a training begins to compute."""
+
+    def __init__(self) -> None:
+        self.time: float | None = None
+
+    def __call__(self, doing, rows=(), step=None) -> None:
+        if step is not None and doing.startswith("forward") and self.time is None:
+            self.time = time.perf_counter()
+
+
+@dataclass
+class Training:
+    """A new training of a recipe on data that are at hand, which the loop of nmt train takes further."""
+
+    at: Setting
+    config: Config
+    data: ParallelDataset
+    run: Path
+
+    def __post_init__(self) -> None:
+        self.first = FirstStep()
+        trainer = Trainer.build(self.config, self.at.world, (self.at.vocab, self.at.vocab), self.first)
+        self.trainer, self.progress = training.make_room(trainer, self.data, Progress())
+        # Of the dev set the loss alone is asked for, so nobody needs a tokenizer.
+        dev = synthetic(16, self.at.vocab, seed=9)
+        self.dev = DevSet(dev, [], [], (None, None), None)  # type: ignore[arg-type]
+
+    def take(self, steps: int) -> dict[str, float]:
+        """So many steps of the loop, and what it measured of them; nothing is saved."""
+        last = self.progress.step + steps
+        config = self.trainer.config
+        self.trainer = replace(
+            self.trainer,
+            config=replace(
+                config, optim=replace(config.optim, max_steps=last), train=replace(config.train, log_every=last)
+            ),
+        )
+        paths = TrainPaths(clean=self.run, bpe=self.run, encode=self.run, run=self.run)
+        tracker = Tracker(self.run, first_step=self.progress.step, last_step=last, writes=True)
+        with Stop(self.at.world) as stop, tracker, mock.patch.object(training, "save"):
+            self.progress = training.loop(self.trainer, paths, self.data, self.dev, self.progress, tracker, stop)
+        rows = [json.loads(line) for line in (self.run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+        return next(row for row in reversed(rows) if row["kind"] == "train")
+
+
+def pace(
+    report: Report, at: Setting, name: str, changes: tuple[str, ...], data: ParallelDataset, peak: float | None,
+    title: str = "", steps: int = 0,
+) -> None:  # fmt: skip
+    """What the loop measures of a recipe with changes: tokens a second, MFU, the time of the host, memory.
+
+    Over so many steps; 0 are those that take six seconds.
+    """
+    title = title or ", ".join((name, *(change.partition(".")[2].replace("=", " ") for change in changes)))
+    if at.left < 8:
+        report.add(title, "left out: no time")
+        return
+    quiet = ("train.validate_sentences=0", f"train.validate_every={NEVER}", f"train.save_every={NEVER}")
+    small = ("optim.batch_tokens=600",) if at.tiny else ()
+    config = recipe(f"{name}.yaml", *quiet, *small, *changes, tiny=at.tiny)
+    at.forget()
+    with tempfile.TemporaryDirectory() as folder:
+        one = Training(at, config, data, Path(folder))
+        meant = one.trainer.config
+        told = f"{meant.optim.precision}, device_tokens {one.trainer.device_tokens:,}"
+        report.add(f"{title}: what the defaults became", told)
+        begun = time.perf_counter()
+        one.take(2 if at.tiny else 10)
+        at.wait()
+        assert one.first.time is not None
+        report.add(f"{title}: until the first step", one.first.time - begun, "s")
+        report.add(f"{title}: the first steps, compiling included", time.perf_counter() - one.first.time, "s")
+        if not steps:
+            begun, few = time.perf_counter(), 2 if at.tiny else 5
+            one.take(few)
+            steps = 3 if at.tiny else max(5, int(min(6.0, at.left / 2) * few / (time.perf_counter() - begun)))
+        found = one.take(steps)
+    rate = found["tokens_per_second"]
+    report.add(f"{title}: source and target tokens", rate, "a second")
+    src, tgt = (column.lengths[:20_000].astype(float) for column in (data.src, data.tgt))
+    flops = float(training_flops(config.model, at.vocab, src, tgt).sum()) / float(src.sum() + tgt.sum())
+    if peak:
+        report.add(f"{title}: MFU", 100 * flops * rate / peak, "% of the measured peak")
+    host = {key.removeprefix("seconds_"): value for key, value in found.items() if key.startswith("seconds_")}
+    for key, value in host.items():
+        report.add(f"{title}: host, {key}, a step", 1e3 * value, "ms")
+    report.add(f"{title}: padding", 100 * found["padding"], "%")
+    report.add(f"{title}: peak memory", found["peak_memory_mib"] / 2**10, "GiB")
 
 
 def matrix_peak(report: Report, at: Setting) -> float:
@@ -73,60 +191,13 @@ def loss_chunks(report: Report, at: Setting) -> None:
         loss.CHUNK = usual
 
 
-def trainer_of(at: Setting, name: str, device_tokens: int, *, compiled: bool) -> tuple[Trainer, ParallelDataset]:
-    """A recipe in bfloat16 with the update of the paper, 25,000 tokens, and data to go with it."""
-    vocab = 300 if at.tiny else PAPER_VOCAB
-    config = recipe(
-        f"{name}.yaml",
-        f"optim.batch_tokens={device_tokens if at.tiny else 25_000}",
-        "optim.precision=bfloat16",
-        f"train.device_tokens={device_tokens}",
-        f"train.compile={str(compiled).lower()}",
-        tiny=at.tiny,
-    )
-    return Trainer.build(config, at.world, (vocab, vocab)), synthetic(200 if at.tiny else 20_000, vocab)
-
-
-def pace(report: Report, at: Setting, name: str, device_tokens: int, peak: float, *, compiled: bool) -> None:
-    """Real tokens a second and the share of the peak that the model's own operations make."""
-    title = f"{name}, device_tokens {device_tokens:,}{', compiled' if compiled else ''}"
-    if at.left < 8:
-        report.add(title, "left out: no time")
-        return
-    if at.device.type == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(at.device)
-    trainer, data = trainer_of(at, name, device_tokens, compiled=compiled)
-    updates, vocab = updates_of(data, trainer.config), len(trainer.model.embedding.weight)
-    src, tgt = (column.lengths.astype(float) for column in (data.src, data.tgt))
-    warm, begun = (1 if at.tiny else 10 if compiled else 4), time.perf_counter()
-    for step, update in enumerate(islice(cycle(updates), warm), 1):
-        train_step(trainer, prepare(trainer, data, update), step)
-    at.wait()
-    if compiled:
-        report.add(f"{title}: first {warm} steps, compiling", time.perf_counter() - begun, "s")
-    tokens, flops, steps, waits = 0, 0.0, 0, 0.0
-    begun, longest = time.perf_counter(), 0.2 if at.tiny else min(4.0, at.left / 2)
-    while time.perf_counter() - begun < longest:
-        update = updates[(warm + steps) % len(updates)]
-        stats = train_step(trainer, prepare(trainer, data, update), warm + steps + 1)
-        flops += float(training_flops(trainer.config.model, vocab, src[update], tgt[update]).sum())
-        tokens, steps, waits = tokens + stats.tokens, steps + 1, waits + stats.seconds["data"]
-    at.wait()
-    seconds = time.perf_counter() - begun
-    report.add(f"{title}: source and target tokens", tokens / seconds, "a second")
-    report.add(f"{title}: MFU", 100 * flops / seconds / peak, "% of the measured peak")
-    report.add(f"{title}: a step of {tokens / steps:,.0f} tokens", 1e3 * seconds / steps, "ms")
-    report.add(f"{title}: of that preparing data", 1e3 * waits / steps, "ms")
-    if at.device.type == "cuda":
-        report.add(f"{title}: peak memory", torch.cuda.max_memory_allocated(at.device) / 2**30, "GiB")
-
-
-def profile_steps(at: Setting, name: str, device_tokens: int) -> None:
-    """Which kernels three steps spend their time in, as profile.txt."""
+def profile_steps(at: Setting, data: ParallelDataset) -> None:
+    """Which kernels three steps of base spend their time in, as profile.txt."""
     from torch.profiler import ProfilerActivity, profile
 
-    trainer, data = trainer_of(at, name, device_tokens, compiled=False)
+    at.forget()
+    config = recipe("base.yaml", *(("optim.batch_tokens=600",) if at.tiny else ()), tiny=at.tiny)
+    trainer = Trainer.build(config, at.world, (at.vocab, at.vocab))
     updates = updates_of(data, trainer.config)
     train_step(trainer, prepare(trainer, data, updates[0]), 1)
     cuda = at.device.type == "cuda"
@@ -139,38 +210,97 @@ def profile_steps(at: Setting, name: str, device_tokens: int) -> None:
     (at.out / "profile.txt").write_text(text, encoding="utf-8")
 
 
-# ── decode ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── translation, by the Translator of nmt translate ─────────────────────────────────────────────────────────────────
+
+
+class Numbers:
+    """A tokenizer whose text is the ids themselves."""
+
+    def __init__(self, vocab: int) -> None:
+        self.vocab = vocab
+
+    def __len__(self) -> int:
+        return self.vocab
+
+    def encode(self, lines):
+        """The ids of each line."""
+        return [[int(word) for word in line.split()] for line in lines]
+
+    def decode(self, rows):
+        """Each row of ids as a line."""
+        return [" ".join(map(str, row)) for row in rows]
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """A base model of random weights; it hardly ever ends by itself, so each translation is as long as its source."""
+
+    at: Setting
+    sentences: int
+
+    @cached_property
+    def lines(self) -> list[str]:
+        data = synthetic(self.sentences, self.at.vocab, seed=5)
+        return [" ".join(str(i) for i in row if i > EOS) for row in data.take(np.arange(len(data)))[0]]
+
+    def translator(self, *changes: str) -> Translator:
+        """With the settings of the recipe and changes; as many tokens in a batch as if translations might be longer."""
+        config = recipe("base.yaml", *(f"translate.{change}" for change in changes), tiny=self.at.tiny)
+        dtype = getattr(torch, config.translate.precision)
+        torch.manual_seed(1)
+        model = Transformer(config.model, self.at.vocab).to(self.at.device, dtype).eval()
+        gpu: Gpu | None = gpu_of(self.at.device)
+        tokens = translate_tokens(config.translate, config.model, dtype.itemsize, gpu)
+        config = replace(config, translate=replace(config.translate, batch_tokens=tokens, max_extra=0))
+        words = Numbers(self.at.vocab)
+        normaliser = Normaliser("keep", {"en": False, "zh": False})
+        return Translator(model, words, words, normaliser, config, self.at.device)  # type: ignore[arg-type]
 
 
 def decode(report: Report, at: Setting) -> None:
-    """A base model of random weights; it hardly ever ends by itself, so each translation is as long as its source."""
-    vocab = 300 if at.tiny else PAPER_VOCAB
-    config = recipe("base.yaml", tiny=at.tiny)
-    torch.manual_seed(1)
-    model = Transformer(config.model, vocab).to(at.device).eval()
-    data = synthetic(2000, vocab, seed=5)
-    order = np.argsort(data.src.lengths, kind="stable")
-    for dtype in (torch.float32, torch.bfloat16):
-        model = model.to(dtype)
-        for beam in (1, 4):
-            row = collate(*data.take(order[len(order) // 2 :][:1])).src.to(at.device)
-            translate(model, row, beam, [5])
-            begun = time.perf_counter()
-            _, steps = translate(model, row, beam, [5 if at.tiny else 100])
-            seconds = time.perf_counter() - begun
-            report.add(f"{str(dtype)[6:]}, one sentence, beam {beam}: a step", 1e3 * seconds / steps, "ms")
-        for size in (8,) if at.tiny else (64, 256, 1024):
-            if at.left < 5:
-                report.add(f"{str(dtype)[6:]}, {size} sentences", "left out: no time")
-                continue
-            middle = order[len(order) // 2 - size // 2 :][:size]
-            src_BS = collate(*data.take(middle)).src.to(at.device)
-            limits = [int(n) for n in data.src.lengths[middle]]
-            translate(model, src_BS[: size // 4], 4, limits[: size // 4])
+    """Lines through Translator with default settings; then what each of them gives, and one line alone."""
+    cases = ((), ("batch_tokens=4096",), ("precision=bfloat16",), ("beam=1",))
+    work = Decoding(at, 24 if at.tiny else 4000)
+    reference: list[str] = []
+    for changes in cases:
+        title = ", ".join(("defaults", *(change.replace("=", " ") for change in changes)))
+        if at.left < 8:
+            report.add(title, "left out: no time")
+            continue
+        with report.attempt(title):
+            at.forget()
+            translator = work.translator(*changes)
+            # With a batch of 4,096 so many lines would take the time of all the rest.
+            lines = work.lines[: len(work.lines) // 8] if changes == cases[1] else work.lines
+            report.add(f"{title}: batch_tokens", translator.batch_tokens)
+            translator.translate(lines[: len(lines) // 8])
             at.wait()
             begun = time.perf_counter()
-            hyps, steps = translate(model, src_BS, 4, limits)
+            found = translator.translate(lines)
             seconds = time.perf_counter() - begun
-            name = f"{str(dtype)[6:]}, {size} sentences of {np.mean(limits):.0f} tokens, beam 4"
-            report.add(f"{name}: target tokens", sum(len(hyp.tokens) for hyp in hyps) / seconds, "a second")
-            report.add(f"{name}: a step", 1e3 * seconds / steps, "ms")
+            report.add(f"{title}: sentences of 25 tokens", len(lines) / seconds, "a second")
+            report.add(f"{title}: target tokens", sum(len(text.split()) for text in found) / seconds, "a second")
+            if at.device.type == "cuda":
+                report.add(f"{title}: peak memory", torch.cuda.max_memory_allocated(at.device) / 2**30, "GiB")
+            if not changes:
+                reference = found
+            elif changes == cases[1]:
+                same = sum(a == b for a, b in zip(reference, found, strict=False)) / len(found)
+                # A model of random weights has near ties everywhere, so that rounding chooses far more often.
+                report.add(f"{title}: lines that are the same in other batches", 100 * same, "%")
+    one_line(report, at, work)
+
+
+def one_line(report: Report, at: Setting, work: Decoding) -> None:
+    """How long a step takes for a single sentence of 25 tokens, greedy and in beam search."""
+    for changes in (("beam=1",), (), ("precision=bfloat16",)):
+        with report.attempt("one line"):
+            translator = work.translator(*changes)
+            line, steps = " ".join(["9"] * (6 if at.tiny else 100)), 6 if at.tiny else 100
+            begun = 0.0
+            for _ in range(2):
+                at.wait()
+                begun = time.perf_counter()
+                list(translator.stream([line], Options(max_length=steps)))
+            title = ", ".join(("one line", *(change.replace("=", " ") for change in changes or ("beam 4",))))
+            report.add(f"{title}: a step", 1e3 * (time.perf_counter() - begun) / steps, "ms")

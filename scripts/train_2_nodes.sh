@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # From raw text to a score on two machines with 8 GPUs each (GPUS=4 for 4), on both at about the same time:
 #
-#     NODE=0 scripts/train_2_nodes.sh node1 base.yaml --set optim.precision=bfloat16   # on node1
-#     NODE=1 scripts/train_2_nodes.sh node1 base.yaml --set optim.precision=bfloat16   # on the other
+#     NODE=0 scripts/train_2_nodes.sh node1 base.yaml --name base   # on node1
+#     NODE=1 scripts/train_2_nodes.sh node1 base.yaml --name base   # on the other
 #
 # First the machine where they meet, then the recipe; what follows goes to every command. The project's folder (data/ and
 # runs/ in it) must be on a file system that both see. If a process dies, all start again from the newest checkpoint. More

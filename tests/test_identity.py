@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from nmt import checkpoint, config, stages
+from nmt import auto, checkpoint, config, stages
 from nmt.config import BpeConfig, Config, EncodeConfig, load
 from nmt.dataset import encode_corpus
 from nmt.errors import ConfigError
@@ -34,7 +34,8 @@ BY_HAND = {
     "model.d_model": ["model.d_model=256"],
     "optim.weight_decay": ["optim.optimizer=adamw", "optim.weight_decay=0.1"],
     "eval.metrics": ["eval.metrics=[bleu]"],
-    "train.device_tokens": ["train.device_tokens=auto"],
+    "train.device_tokens": ["train.device_tokens=4096"],
+    "translate.batch_tokens": ["translate.batch_tokens=4096"],
 }
 FILES = {"data.corpus", "clean.sources", "clean.dev", "clean.test", "bpe.model"}
 """They name files; it is the content of those that decides, which tests/test_pipeline.py holds."""
@@ -181,7 +182,7 @@ def copy_of(run: Path, folder: Path) -> Path:
 
 def test_the_stage_and_the_run_folder_have_one_identity(plain, paths) -> None:
     found = read_identity(plain)
-    assert found["settings"] == json.loads(json.dumps(training_settings(settings())))
+    assert found["settings"] == json.loads(json.dumps(training_settings(auto.for_training(settings(), None))))
     meta = hashlib.sha256((paths.encode / "meta.json").read_bytes()).hexdigest()
     assert found["reads"]["encode/meta.json"] == meta
     assert set(found["reads"]) == {

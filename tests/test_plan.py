@@ -195,7 +195,7 @@ def test_the_decoder_s_cache_is_at_most_what_a_search_ever_holds(
     batch_tokens: int, beam: int, longest: int, extra: int
 ) -> None:
     config = ModelConfig(layers=2, decoder_layers=3, d_model=32, d_ff=32, heads=4, kv_heads=2)
-    translate = TranslateConfig(batch_tokens=batch_tokens, beam=beam, max_extra=extra)
+    translate = TranslateConfig(beam=beam, max_extra=extra)
     model, most = Transformer(config, 50).eval(), 0
     for length in range(2, longest + 1):
         sentences = max(1, batch_tokens // (length * beam))
@@ -210,7 +210,7 @@ def test_the_decoder_s_cache_is_at_most_what_a_search_ever_holds(
             # While room is made, both stand, and what is put behind one layer's.
             copied = [] if decoder.past_B2TWGK is before else [*before, before[0]]
             most = max(most, cross + sum(tensor.nbytes for tensor in (*decoder.past_B2TWGK, *copied)))
-    assert cache_bytes(config, longest, translate, 4) == most
+    assert cache_bytes(config, longest, translate, batch_tokens, 4) == most
 
 
 @settings(max_examples=200)
@@ -224,7 +224,7 @@ def test_the_largest_cache_is_found_without_looking_at_every_length(
     batch_tokens: int, beam: int, longest: int, extra: int
 ) -> None:
     config = ModelConfig(layers=2, decoder_layers=3, d_model=32, d_ff=32, heads=4, kv_heads=2)
-    translate = TranslateConfig(batch_tokens=batch_tokens, beam=beam, max_extra=extra)
+    translate = TranslateConfig(beam=beam, max_extra=extra)
 
     def held(length: int) -> int:
         sentences, room = max(1, batch_tokens // (length * beam)), 16
@@ -234,7 +234,7 @@ def test_the_largest_cache_is_found_without_looking_at_every_length(
         made = (3 * a_layer // 2 + a_layer // 2) if room > 16 else 0
         return (3 * (a_layer + sentences * length) + made) * 2 * 2 * 8 * 4
 
-    assert cache_bytes(config, longest, translate, 4) == max(map(held, range(2, max(2, longest) + 1)))
+    assert cache_bytes(config, longest, translate, batch_tokens, 4) == max(map(held, range(2, max(2, longest) + 1)))
 
 
 @pytest.mark.parametrize("name", ["encode.max_tokens", "translate.max_extra", "translate.batch_tokens",
@@ -247,7 +247,8 @@ def test_how_long_a_plan_takes_does_not_depend_on_how_large_a_setting_is(name: s
 
 
 def test_a_gpu_holds_more_rows_of_scores_and_smaller_masks_than_a_cpu() -> None:
-    config = load(None, ["optim.precision=bfloat16", "translate.precision=bfloat16"])
+    changes = ["train.device_tokens=4096", "translate.batch_tokens=4096"]
+    config = load(None, ["optim.precision=bfloat16", "translate.precision=bfloat16", *changes])
     here, there = make_plan(config, CMN, "cpu"), make_plan(config, CMN, "cuda")
     # Twelve bytes for each further score, by hand.
     assert there["memory"]["loss"] - here["memory"]["loss"] == 12 * 8000 * (4096 - 256)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import pytest
 import torch
 
 from nmt.launch import family
+from nmt.symbols import EOS
 from nmt.text import write_lines
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
@@ -51,10 +53,10 @@ def test_every_shell_script_parses_and_stops_at_an_unset_variable(script):
 
 @pytest.mark.parametrize(
     "part",
-    ["correct", "bfloat16", "decode", *(pytest.param(part, marks=pytest.mark.slow) for part in ("speed", "resume"))],
+    ["correct", "bfloat16", "decode", "pairs", "resume", pytest.param("speed", marks=pytest.mark.slow)],
 )
 def test_a_part_of_the_gpu_check_finds_nothing_wrong_on_a_cpu(check_gpu, part, tmp_path):
-    assert check_gpu([part, "--device", "cpu", "--tiny", "--seconds", "60", "--out", str(tmp_path)]) == 0
+    assert check_gpu([part, "--device", "cpu", "--small", "--seconds", "60", "--out", str(tmp_path)]) == 0
     rows = results(tmp_path)
     assert {row["part"] for row in rows} == {part}
     assert not [row for row in rows if row["ok"] is False]
@@ -73,6 +75,68 @@ def test_a_difference_between_devices_is_found(check_gpu, tmp_path, monkeypatch)
     at = Setting(torch.device("cpu"), True, 60, time.perf_counter(), tmp_path, tmp_path)
     gpu_correct.loss_is_cross_entropy(Report(tmp_path, "correct"), at)
     assert [row["ok"] for row in results(tmp_path)] == [False] * 3
+
+
+@pytest.mark.slow
+def test_two_processes_are_compared_with_one_and_end_with_the_check(check_gpu, tmp_path):
+    import gpu_ranks
+    from gpu_report import Setting
+
+    at = Setting(torch.device("cpu"), True, 60, time.perf_counter(), tmp_path, tmp_path)
+    expected, _ = gpu_ranks.losses_of(at.world, True, compiled=False)
+    (one, weights), (other, same) = gpu_ranks.together(at, tmp_path, compiled=False)
+    assert one == other == pytest.approx(expected, rel=1e-5)
+    assert weights == same
+    with pytest.raises(TimeoutError, match="all the time that was left"):
+        gpu_ranks.together(replace(at, seconds=-1e9), tmp_path / "none", compiled=False)
+
+
+def test_the_loop_that_is_measured_is_that_of_nmt_train_with_the_settings_of_the_recipe(
+    check_gpu, tmp_path, monkeypatch
+):
+    import gpu_speed
+    from gpu_report import Setting, recipe, synthetic
+
+    at = Setting(torch.device("cpu"), True, 60, time.perf_counter(), tmp_path, tmp_path)
+    ran = []
+    loop = gpu_speed.training.loop
+    monkeypatch.setattr(gpu_speed.training, "loop", lambda trainer, *rest: ran.append(trainer) or loop(trainer, *rest))
+    config = recipe("base.yaml", "optim.batch_tokens=600", "train.validate_sentences=0", tiny=True)
+    measured = gpu_speed.Training(at, config, synthetic(300, at.vocab), tmp_path)
+    assert [measured.take(steps)["steps"] for steps in (3, 2)] == [3, 2]
+    assert [trainer.config.optim.max_steps for trainer in ran] == [3, 5]
+    meant = ran[0].config
+    assert (meant.optim.precision, meant.train.device_tokens) == ("float32", 4096), "what auto is on a CPU"
+    assert measured.first.time is not None
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_the_lines_that_are_translated_have_the_tokens_of_synthetic_sources(check_gpu, tmp_path):
+    from gpu_report import Setting, synthetic
+    from gpu_speed import Decoding, Numbers
+
+    at = Setting(torch.device("cpu"), True, 60, time.perf_counter(), tmp_path, tmp_path)
+    rows = Numbers(at.vocab).encode(Decoding(at, 50).lines)
+    assert [len(row) + 1 for row in rows] == synthetic(50, at.vocab, seed=5).src.lengths.tolist()
+    translator = Decoding(at, 50).translator()
+    found = translator.translate(Decoding(at, 50).lines[:9])
+    assert [len(text.split()) for text in found] == [len(row) for row in rows[:9]], "none ends by itself"
+    assert translator.batch_tokens == 4096
+
+
+def test_synthetic_pairs_have_the_lengths_of_sentences_and_end_in_eos(check_gpu):
+    from gpu_report import synthetic
+
+    data = synthetic(20_000, 300)
+    for column in (data.src, data.tgt):
+        lengths = column.lengths
+        assert lengths.min() >= 2
+        assert lengths.max() <= 150
+        assert lengths.mean() == pytest.approx(25, abs=1)
+    for column, rows in zip((data.src, data.tgt), data.take(np.arange(50)), strict=True):
+        for length, row in zip(column.lengths, rows, strict=False):
+            assert row[length - 1] == EOS
+            assert ((row[: length - 1] > EOS) & (row[: length - 1] < 300)).all()
 
 
 def test_training_is_skipped_with_a_reason_where_no_data_were_brought(check_gpu, tmp_path):

@@ -19,7 +19,7 @@ from nmt.errors import NmtError
 from nmt.step import OutOfMemory, Trainer, prepare, rehearse, train_step
 from nmt.training import train_model
 from nmt.watch import Heartbeat, Skips
-from tiny import ALONE, at, equal, final, metrics, settings, state, weights, worker
+from tiny import ALONE, as_on_a_gpu, at, equal, final, metrics, settings, state, weights, worker
 
 
 def digest(trainer: Trainer) -> str:
@@ -223,6 +223,7 @@ def test_a_real_failed_allocation_is_told_the_same_way(paths):
 
 
 def test_auto_finds_the_largest_limit_that_fits_and_goes_on_with_it(paths, tmp_path, monkeypatch, caplog):
+    as_on_a_gpu(monkeypatch)
     with monkeypatch.context() as patch:
         small_memory(patch, 90)
         patch.setattr(training, "validate", lambda trainer, dev, progress, tracker: progress)
@@ -264,6 +265,7 @@ def test_what_a_failed_attempt_computed_is_gone_before_the_next_one(paths, monke
             loss.register_hook(fail)
         return keep(loss), nll
 
+    as_on_a_gpu(monkeypatch)
     trainer = Trainer.build(settings("train.device_tokens=auto"), ALONE, (340, 340))
     moments = 2 * len(list(trainer.model.parameters()))  # Those of the attempt that begins.
     monkeypatch.setattr(step.TrainingModel, "forward", limited)

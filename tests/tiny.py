@@ -9,9 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
-from nmt import checkpoint
+from nmt import checkpoint, resume, step
+from nmt.auto import Gpu
 from nmt.config import BpeConfig, Config, EncodeConfig, load, to_dict
 from nmt.corpus import Normaliser
 from nmt.corpus.guard import leaks
@@ -35,6 +37,12 @@ SETTINGS = [
 
 def settings(*changes: str) -> Config:
     return load(None, [*SETTINGS, *changes])
+
+
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, *, bfloat16: bool = False) -> None:
+    """Let `auto` mean what it means on a GPU of 80 GiB; what is computed stays on the CPU."""
+    for module in (step, resume):
+        monkeypatch.setattr(module, "gpu_of", lambda device: Gpu(80 * 2**30, bfloat16))
 
 
 def make_corpus(root: Path) -> TrainPaths:

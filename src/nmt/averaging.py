@@ -9,7 +9,7 @@ from nmt import checkpoint
 from nmt.config import Config
 from nmt.distributed import World, choose_device
 from nmt.errors import CheckpointError, ConfigError, DataError
-from nmt.provenance import BY_HAND, TrainPaths, read_config, unchanged
+from nmt.provenance import BY_HAND, TrainPaths, as_trained, read_config, unchanged
 from nmt.step import Trainer
 from nmt.text import read_object
 from nmt.tokenizer import load_tokenizers
@@ -91,7 +91,7 @@ def _on_dev(config: Config, run: Path, device: str) -> tuple[Trainer, DevSet]:
             "compared with its final model. nmt run makes the data again; --force replaces without a comparison, "
             "-o FOLDER puts the average elsewhere."
         )
-    config = replace(config, train=replace(config.train, compile=False))
+    config = as_trained(replace(config, train=replace(config.train, compile=False)), run)
     tokenizers = load_tokenizers(paths.bpe, config.data.src, config.data.tgt)
     sizes = (len(tokenizers[0]), len(tokenizers[1]))
     trainer = Trainer.build(config, World(0, 1, choose_device(device)), sizes)

@@ -41,6 +41,7 @@ MOST_EDITS = 2
 
 
 Kind = Literal["result", "numerics", "runtime"]
+Precision = Literal["auto", "float32", "bfloat16", "float16"]
 
 NUMERICS: Kind = "numerics"
 """Marks a setting that changes rounding and dropout masks alone; a run records it and may be resumed with another."""
@@ -390,8 +391,9 @@ class OptimConfig:
     """The score of the dev set that early stopping and the best checkpoint go by; bleu is that of greedy search."""
     seed: int = 1
     """Seed of the weights, the order of the data and dropout."""
-    precision: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Of the forward pass's matrix products; weights, loss and optimizer are float32 always."""
+    precision: Precision = "auto"
+    """Of the forward pass's products; weights, loss and optimizer are float32 always. `auto` becomes bfloat16 on a GPU
+    that multiplies it, else float32, when a training begins; the run keeps what it became."""
 
     def __post_init__(self) -> None:
         _check(
@@ -430,8 +432,9 @@ class OptimConfig:
 class TrainConfig:
     """How an update is computed, how often the model is validated and saved, and what is kept."""
 
-    device_tokens: Annotated[int | Literal["auto"], NUMERICS] = 4096
-    """Tokens, padding included, that one forward pass on one device may hold on either side; auto finds the most."""
+    device_tokens: Annotated[int | Literal["auto"], NUMERICS] = "auto"
+    """Tokens, padding included, that one forward pass on one device may hold on either side. `auto`: on a GPU the most
+    that fit, up to the whole share that a process has of an update; elsewhere 4,096."""
     validate_every: int = 1000
     """Steps between two validations."""
     validate_sentences: int = 200
@@ -483,18 +486,21 @@ class TranslateConfig:
     """A sentence is done when beam times this many have finished (Kasai 2022; 1: as fairseq), 0: when none can win."""
     max_extra: int = 50
     """A translation has at most so many tokens more than its source (Vaswani et al. 2017, section 6.1)."""
-    batch_tokens: Annotated[int, NUMERICS] = 4096
-    """Source tokens times beam, padding included, that are decoded together."""
+    batch_tokens: Annotated[int | Literal["auto"], NUMERICS] = "auto"
+    """Source tokens times beam, padding included, that are decoded together. `auto`: on a GPU by its memory (65,536 for
+    base with 80 GB), elsewhere 4,096."""
     max_input: int = 512
     """Tokens of the longest input that is translated whole; a longer one is split at its sentence ends."""
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Of a finished model's weights and products in translation; while training, the dev set's is float32."""
+    """Of a finished model's weights and products in translation; while training, the dev set's is float32. The same on
+    every device, so that a score does not depend on where it was computed."""
 
     def __post_init__(self) -> None:
         _check(
             *(
                 (getattr(self, name) >= 1, f"translate.{name} is {getattr(self, name)}; give at least 1.")
                 for name in ("beam", "batch_tokens")
+                if getattr(self, name) != "auto"
             ),
             *(
                 (getattr(self, name) >= 0, f"translate.{name} is {getattr(self, name)}; give 0 or more.")
@@ -660,8 +666,13 @@ def _parse_yaml(text: str, name: str) -> Any:
 def _convert(value: Any, kind: Any) -> Any:
     """`value` as a setting of type `kind`; raises ValueError with what was expected."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType):  # `int | Literal["auto"]`: a text can only be meant for the words.
-        return _convert(value, next(kind for kind in arguments if (kind in (int, float)) != isinstance(value, str)))
+    if origin in (typing.Union, types.UnionType):  # `int | Literal["auto"]`
+        number, words = arguments
+        if isinstance(value, str) and value not in typing.get_args(words):
+            near = difflib.get_close_matches(value, typing.get_args(words), 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ValueError(f"expected a whole number, or {' or '.join(typing.get_args(words))}{hint}")
+        return _convert(value, words if isinstance(value, str) else number)
     if origin is Literal:
         if value in arguments and isinstance(value, str):
             return value
@@ -927,11 +938,11 @@ def from_dict(values: Mapping[str, Any]) -> Config:
 
 
 def sentences(kind: type[Any]) -> dict[str, str]:
-    """The sentence below each setting of a section, read from this file's own source."""
+    """What stands below each setting of a section, as one line, read from this file's own source."""
     body = ast.parse(inspect.getsource(kind)).body[0]
     assert isinstance(body, ast.ClassDef)
     return {
-        line.target.id: inspect.cleandoc(text.value.value)
+        line.target.id: " ".join(text.value.value.split())
         for line, text in zip(body.body, body.body[1:], strict=False)
         if isinstance(line, ast.AnnAssign)
         and isinstance(line.target, ast.Name)

@@ -19,6 +19,7 @@ from torch import Tensor, distributed, nn
 from torch.distributed.distributed_c10d import PrefixStore, _abort_process_group
 from torch.distributed.rendezvous import rendezvous
 
+from nmt.auto import Gpu
 from nmt.errors import ConfigError, LostContact, NmtError, first_line
 
 
@@ -142,9 +143,24 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
         if device.index is not None and device.index >= torch.cuda.device_count():
             raise ConfigError(f"--device: there is no GPU {device.index}; torch sees {torch.cuda.device_count()}.")
         torch.cuda.set_device(device)
+        # float32 means float32, also where a container's environment turns on TF32, whose products keep 10 bits of 23.
+        torch.set_float32_matmul_precision("highest")
     elif device.type != "cpu" and not (device.type == "mps" and torch.backends.mps.is_available()):
         raise ConfigError(f"--device {name}: this machine has none; give auto, cpu, cuda or cuda:N.")
     return device
+
+
+def has_cuda() -> bool:
+    """Whether torch sees a GPU here."""
+    return torch.cuda.is_available()
+
+
+def gpu_of(device: torch.device) -> Gpu | None:
+    """What decides the defaults on this device; None if it is no CUDA device."""
+    if device.type != "cuda":
+        return None
+    memory = torch.cuda.get_device_properties(device).total_memory
+    return Gpu(memory, torch.cuda.is_bf16_supported(including_emulation=False))
 
 
 def bound_kernels(device: torch.device, precision: str, count: int) -> None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nmt import auto
+from nmt.auto import Gpu
 from nmt.config import Config, ModelConfig, OptimConfig, TranslateConfig
 from nmt.launch import cores, is_cpu
 from nmt.pipeline import Stage, read_json
@@ -93,10 +95,10 @@ def loss_bytes(width: int, vocab: int, tokens: int, half: bool, rows: int) -> in
     return scores + tokens * width * (4 + (2 + 2 if half else 4)) + vocab * width * (4 + 4 + (2 + 2 if half else 0))
 
 
-def cache_bytes(model: ModelConfig, longest: int, translate: TranslateConfig, size: int) -> int:
+def cache_bytes(model: ModelConfig, longest: int, translate: TranslateConfig, batch_tokens: int, size: int) -> int:
     """The decoder's cache at its largest, over all source lengths up to `longest`: keys and values of `size` bytes.
 
-    A batch has translate.batch_tokens source tokens times beam, so short sentences make many rows, each of which may
+    A batch has `batch_tokens` source tokens times beam, so short sentences make many rows, each of which may
     grow by max_extra tokens. Room doubles from 16 tokens on; while it does, the old half stands beside the new whole.
     """
     layers = model.decoder_layers or model.layers
@@ -110,11 +112,11 @@ def cache_bytes(model: ModelConfig, longest: int, translate: TranslateConfig, si
     # only such lengths are looked at: `longest` may be any number that a settings file can hold.
     most, length, longest = 0, 2, max(2, longest)
     while length <= longest:
-        sentences = max(1, translate.batch_tokens // (length * translate.beam))
+        sentences = max(1, batch_tokens // (length * translate.beam))
         room = 1 << max(4, (length + translate.max_extra - 1).bit_length())
         end = min(longest, room - translate.max_extra)
         if sentences > 1:
-            end = min(end, translate.batch_tokens // (sentences * translate.beam))
+            end = min(end, batch_tokens // (sentences * translate.beam))
         most = max(most, largest(end, sentences, room))
         length = end + 1
     return most
@@ -129,19 +131,26 @@ def peak_rate(optim: OptimConfig, d_model: int) -> float:
 # ── the plan ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def make_plan(config: Config, data: Data | None, device: str = "cpu") -> dict[str, Any]:
-    """All numbers of the plan, for a kind of device; without data those that do not depend on it."""
+def make_plan(config: Config, data: Data | None, device: str = "cpu", gpu: Gpu | None = None) -> dict[str, Any]:
+    """All numbers of the plan, for a kind of device; without data those that do not depend on it.
+
+    `gpu` is the one at hand where `device` is cuda; else one of 80 GB is assumed.
+    """
     from nmt.loss import CHUNK
 
+    gpu = (gpu or auto.ASSUMED) if device == "cuda" else None
+    wanted, config = config, auto.for_training(config, gpu)
     model, optim, train = config.model, config.optim, config.train
     src_vocab, tgt_vocab = data.vocab if data else (config.bpe.vocab_size, config.bpe.vocab_size)
     parts = parameters(model, tgt_vocab, None if config.bpe.joint else src_vocab)
     total = sum(parts.values())
-    slots = optim.batch_tokens if train.device_tokens == "auto" else min(train.device_tokens, optim.batch_tokens)
+    most = auto.device_tokens(train.device_tokens, optim.batch_tokens, 1, gpu)
+    slots = min(most, math.ceil(auto.PADDED * optim.batch_tokens))
     longest = data.longest if data else config.encode.max_tokens
     half, slots = optim.precision != "float32", max(slots, longest)
     # A CPU keeps float32 keys and values in every precision.
     cached = 4 if device == "cpu" or config.translate.precision == "float32" else 2
+    together = auto.translate_tokens(config.translate, model, cached, gpu)
     found: dict[str, Any] = {
         "recipe": config.recipe,
         "direction": config.direction,
@@ -153,6 +162,15 @@ def make_plan(config: Config, data: Data | None, device: str = "cpu") -> dict[st
             "peak_learning_rate": peak_rate(optim, model.d_model),
         },
         "device": device,
+        "auto": {
+            name: value
+            for name, setting, value in (
+                ("optim.precision", wanted.optim.precision, optim.precision),
+                ("train.device_tokens", wanted.train.device_tokens, most),
+                ("translate.batch_tokens", wanted.translate.batch_tokens, together),
+            )
+            if setting == "auto"
+        },
         "memory": {
             "weights_gradients_moments": 16 * total,
             # Autocast keeps its copy of each weight until the backward pass.
@@ -165,7 +183,7 @@ def make_plan(config: Config, data: Data | None, device: str = "cpu") -> dict[st
         "attention": {
             "longest": longest,
             "weights_of_a_layer": 4 * max(1, slots // longest) * model.heads * longest**2,
-            "decoder_cache": cache_bytes(model, longest, config.translate, cached),
+            "decoder_cache": cache_bytes(model, longest, config.translate, together, cached),
         },
     }
     found["memory"]["total"] = sum(value for name, value in found["memory"].items() if name != "micro_batch_tokens")
@@ -211,6 +229,14 @@ def plan_lines(plan: dict[str, Any]) -> list[str]:
         lines.append(
             "data        none yet, so nothing can be said of epochs: nmt fetch, or nmt run -c FILE --upto encode"
         )
+    if meant := plan["auto"]:
+        shown = ", ".join(
+            f"{name} {value if isinstance(value, str) else f'{value:,}'}" for name, value in meant.items()
+        )
+        found = plan["device"] == "cuda" and "train.device_tokens" in meant
+        lines.append(
+            f"auto        on {plan['device']}: {shown}" + (" or what fits, found before the first step" * found)
+        )
     lines += [
         f"rate        at most {optim['peak_learning_rate']:.3g}, at step {optim['warmup_steps']:,}",
         f"memory      {_size(memory['total'])} on {plan['device']}: "
@@ -219,7 +245,8 @@ def plan_lines(plan: dict[str, Any]) -> list[str]:
         f"loss {_size(memory['loss'])}",
         f"attention   {_size(attention['weights_of_a_layer'])} a layer if its n x n weights were stored "
         f"(n = {attention['longest']}); {stored}. Decoder cache at most {_size(attention['decoder_cache'])}, "
-        "for a batch of short lines that never end",
+        "for a batch of short lines that never end"
+        + ("; what does not fit is decoded in halves" * (plan["device"] == "cuda")),
     ]
     if "work" in plan:
         work = plan["work"]

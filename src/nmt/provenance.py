@@ -12,12 +12,12 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from nmt.config import Config, differences, from_dict, of_kind, to_dict
+from nmt.config import Config, Precision, differences, from_dict, of_kind, to_dict
 from nmt.errors import CheckpointError, ConfigError
 from nmt.pipeline import read_json, what_changed
 from nmt.text import read_object, sha256_of, write_json
@@ -104,6 +104,8 @@ def _conflicts(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     settings = before["settings"]
     if now["settings"]["optim"]["schedule"] != "cosine":
         settings = settings | {"optim": settings["optim"] | {"max_steps": now["settings"]["optim"]["max_steps"]}}
+    if now["settings"]["optim"]["precision"] == "auto":  # What the run began with is what it means here.
+        settings = settings | {"optim": settings["optim"] | {"precision": "auto"}}
     found = what_changed(before | {"settings": settings}, now)
     if "init_from" in now and before.get("init_from", {}).get("manifest") != now["init_from"]["manifest"]:
         found.append("it did not begin with the weights that --init-from names")
@@ -132,10 +134,32 @@ def read_identity(run: Path) -> dict[str, Any]:
     return found
 
 
+def trained_precision(run: Path) -> Precision | None:
+    """The precision that a run began with, which `auto` means for the rest of it; None if it has not begun."""
+    if not (run / "identity.json").exists():
+        return None
+    found: Precision = read_identity(run)["settings"].get("optim", {}).get("precision", "auto")
+    return found
+
+
+def as_trained(config: Config, run: Path) -> Config:
+    """The settings of a run with the precision that `auto` became when it began, if that is known."""
+    before = trained_precision(run) if config.optim.precision == "auto" else None
+    return replace(config, optim=replace(config.optim, precision=before)) if before else config
+
+
 def open_run(
-    config: Config, paths: TrainPaths, numerics: dict[str, Any], *, fresh: bool, init_from: Path | None = None
+    config: Config,
+    paths: TrainPaths,
+    numerics: dict[str, Any],
+    *,
+    fresh: bool,
+    init_from: Path | None = None,
+    given: Config | None = None,
 ) -> None:
     """Make the run folder complete in itself, or check that it is a run of the same settings and data.
+
+    `config` has what `auto` means here; `given` are the settings as they were given, which others compare with.
 
     `numerics` is what changes rounding alone; another value of it than before is logged. Raises ConfigError with
     old -> new if the folder is another training's; `fresh` removes what is there.
@@ -167,7 +191,7 @@ def open_run(
             shutil.copyfile(path, run / "tokenizer" / path.name)
         shutil.copyfile(paths.clean / "normalisation.json", run / "normalisation.json")
         keep_keys(paths.clean, config.clean.columns, run, init_from)
-        write_json(run / "config.json", to_dict(config))
+        write_json(run / "config.json", to_dict(given or config))
         earlier = [] if fresh else _sessions(run)
         write_json(run / "provenance.json", provenance(paths) | {"earlier": earlier})
         write_json(run / "numerics.json", numerics)

@@ -6,21 +6,41 @@ import json
 import logging
 import os
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
-from nmt import checkpoint
-from nmt.config import Config, to_dict
-from nmt.distributed import World
+from nmt import auto, checkpoint
+from nmt.config import Config, Precision, to_dict
+from nmt.distributed import World, gpu_of
 from nmt.errors import CheckpointError
-from nmt.provenance import TrainPaths, identity
+from nmt.provenance import TrainPaths, identity, trained_precision
 from nmt.step import Trainer
 from nmt.validation import Progress
+
+PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16", "float16")
 
 log = logging.getLogger(__name__)
 
 PATIENCE_WITH_DISK = 60.0
 """Seconds within which a file that one machine wrote is seen by another: what NFS remembers of a folder gets so old."""
+
+
+def settle(config: Config, run: Path, world: World, *, fresh: bool) -> Config:
+    """The settings of a training with what `auto` means in place of the word, equal on all processes.
+
+    A precision is part of what a run is, so the run keeps the one that it began with, whatever it is resumed on; what
+    is new takes that of process 0's device.
+    """
+    found = auto.for_training(config, gpu_of(world.device))
+    chosen = found.optim.precision
+    with world.all_or_none():
+        if world.leads and config.optim.precision == "auto" and not fresh:
+            before = trained_precision(run)
+            if before in PRECISIONS and before != chosen:
+                log.info(f"train: optim.precision stays {before}, which the run began with; auto is {chosen} here")
+                chosen = before
+    chosen = PRECISIONS[int(world.from_leader([PRECISIONS.index(chosen)])[0])]
+    return replace(found, optim=replace(found.optim, precision=chosen))
 
 
 def resume(trainer: Trainer, run: Path, init_from: Path | None) -> Progress:

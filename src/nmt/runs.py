@@ -6,7 +6,7 @@ from typing import Any
 
 from nmt.errors import CheckpointError
 from nmt.pipeline import read_json
-from nmt.provenance import read_config, tokenizer_files
+from nmt.provenance import as_trained, read_config, tokenizer_files
 from nmt.sizes import parameters
 
 RUNS = Path(os.environ.get("NMT_RUNS") or "runs")
@@ -42,6 +42,7 @@ def describe_run(run: Path) -> dict[str, Any]:
         "recipe": config.recipe,
         "corpus": config.data.corpus,
         "direction": config.direction,
+        "precision": as_trained(config, run).optim.precision,
         "state": status.get("state", "unknown"),
         "step": status.get("step"),
         "best_dev_score": status.get("best_score"),

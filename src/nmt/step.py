@@ -5,6 +5,7 @@ Shapes: B sentences, S source tokens, T target tokens, D model width, V vocabula
 
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,10 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from nmt import auto
 from nmt.batching import OVERHEAD, Batch, Numbers, by_length, collate, cut, fill, padding_share, share
 from nmt.config import Config
 from nmt.dataset import ParallelDataset
-from nmt.distributed import World, bound_kernels, let_go, parallelize
+from nmt.distributed import World, bound_kernels, gpu_of, let_go, parallelize
 from nmt.errors import LostContact, NmtError, counted
 from nmt.loss import label_smoothed_loss
 from nmt.model import Transformer
@@ -72,6 +74,7 @@ class Trainer:
     """The parts of a training that stay the same from step to step."""
 
     config: Config
+    """Of its `auto` settings none is left, but `train.device_tokens` on a GPU."""
     world: World
     model: Transformer
     parallel: nn.Module
@@ -86,6 +89,8 @@ class Trainer:
     @staticmethod
     def build(config: Config, world: World, vocab_sizes: tuple[int, int], at: Nowhere | None = None) -> "Trainer":
         """A new model, equal on all processes."""
+        gpu = gpu_of(world.device)
+        config = auto.for_training(config, gpu)
         torch.manual_seed(config.optim.seed)
         model = Transformer(config.model, vocab_sizes[1], None if config.bpe.joint else vocab_sizes[0])
         model.to(world.device)
@@ -96,9 +101,7 @@ class Trainer:
             # Not the loss: its loop over chunks would be unrolled, and compiled again for each number of chunks.
             model.compile(dynamic=True)
         scaler = torch.amp.GradScaler(world.device.type, enabled=config.optim.precision == "float16")
-        tokens = config.train.device_tokens
-        most = max(1, config.optim.batch_tokens // world.size)
-        limit = most if tokens == "auto" else tokens
+        limit = auto.device_tokens(config.train.device_tokens, config.optim.batch_tokens, world.size, gpu)
         return Trainer(
             config, world, model, parallelize(training_model, world), optimizer, scaler, limit, at or Nowhere()
         )
@@ -249,13 +252,14 @@ def memory_told(trainer: Trainer, data: ParallelDataset, pairs: Numbers) -> Iter
             raise
         src, tgt = data.src.lengths[pairs], data.tgt.lengths[pairs]
         longest = int(np.argmax(src + tgt))
+        finds = "; `auto` finds the largest that fits" if trainer.world.device.type == "cuda" else ""
         raise OutOfMemory(
             f"process {trainer.world.rank} of {trainer.world.size} is out of memory on {trainer.world.device}, with "
             f"a micro-batch of {counted(len(pairs), 'pair')}, "
             f"{len(pairs) * int(max(src.max(), tgt.max())):,} token slots a side. "
             f"Its longest pair has {src[longest]:,} + {tgt[longest]:,} tokens (line "
             f"{int(data.rows[pairs[longest]]) + 1:,} of the clean training text).\n"
-            f"Lower train.device_tokens (now {trainer.device_tokens:,}; `auto` finds the largest that fits), or "
+            f"Lower train.device_tokens (now {trainer.device_tokens:,}{finds}), or "
             f"encode.max_tokens if the pair is alone in its micro-batch."
         ) from error
 
@@ -270,7 +274,8 @@ def largest(trainer: Trainer, data: ParallelDataset) -> Numbers:
     counts = np.bincount(longer)
     # Small numbers are sorted in time that is linear in their count.
     order = np.argsort(longer.astype(np.min_scalar_type(len(counts))), kind="stable")
-    limit = min(trainer.device_tokens, trainer.config.optim.batch_tokens)
+    # An update is no larger than this, with its padding.
+    limit = min(trainer.device_tokens, math.ceil(auto.PADDED * trainer.config.optim.batch_tokens))
     best, most, ends = order[-1:], 0.0, np.cumsum(counts)
     for length in np.flatnonzero(counts):
         end = int(ends[length])

@@ -25,7 +25,7 @@ from nmt.machine import warn_of_slow
 from nmt.overlap import warn_of_overlap
 from nmt.prefetch import Prefetch
 from nmt.provenance import TrainPaths, open_run, unchanged
-from nmt.resume import require_equal_settings, require_equal_state, require_shared, resume
+from nmt.resume import require_equal_settings, require_equal_state, require_shared, resume, settle
 from nmt.saving import Saver, tell
 from nmt.sizes import peak_flops
 from nmt.step import StepStats, Trainer, Update, mix, prepare, rehearse, train_step
@@ -55,13 +55,14 @@ def train_model(
     if not fresh and world.from_leader([float(world.leads and is_finished(config, paths, init_from))])[0]:
         log.info("train: %s is finished; nothing to do", paths.run)
         return
-    if world.leads:
-        warn_of_slow("optim.precision", config.optim.precision, world.device)
     try:
+        given, config = config, settle(config, paths.run, world, fresh=fresh)
+        if world.leads:
+            warn_of_slow("optim.precision", config.optim.precision, world.device)
         with world.all_or_none():
             if world.leads:
                 checkpoint.recover(paths.run)
-                open_run(config, paths, numerics(config, world), fresh=fresh, init_from=init_from)
+                open_run(config, paths, numerics(config, world), fresh=fresh, init_from=init_from, given=given)
                 if init_from is not None:
                     warn_of_overlap(paths.run, paths.clean, (config.data.src, config.data.tgt))
         require_shared(paths.run, world, config.train.timeout)

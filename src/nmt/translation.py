@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from nmt import auto
 from nmt.batching import batches
 from nmt.checkpoint import load_model
 from nmt.config import Config, TranslateConfig
 from nmt.corpus import Normaliser
-from nmt.distributed import bound_kernels, choose_device
+from nmt.distributed import bound_kernels, choose_device, gpu_of
 from nmt.errors import CheckpointError, ConfigError, DataError, counted
 from nmt.machine import warn_of_slow
 from nmt.model import Transformer
@@ -180,6 +181,8 @@ class Translator:
         self.together = TOGETHER if self.device.type == "cpu" else 1
         self.src_tokenizer, self.tgt_tokenizer = src_tokenizer, tgt_tokenizer
         self.src, self.tgt, self.settings = config.data.src, config.data.tgt, config.translate
+        size = next(model.parameters()).element_size()
+        self.batch_tokens = auto.translate_tokens(config.translate, config.model, size, gpu_of(self.device))
         self.joint = "" if normaliser.han[self.tgt] else " "
         # One position is for bos or eos.
         self.most = config.model.max_positions - 1 if config.model.position == "learned" else sys.maxsize
@@ -298,7 +301,7 @@ class Translator:
         """The parts in order, each with what was found for it."""
         found: list[list[Hypothesis]] = [[] for _ in parts]
         rows = 1 if options.sample else self.settings.beam
-        groups = batches([len(part.src) for part in parts], rows, self.settings.batch_tokens, self.together)
+        groups = batches([len(part.src) for part in parts], rows, self.batch_tokens, self.together)
         for turn, results in self._search_groups([[parts[i] for i in group] for group in groups], options):
             for i, hyps in zip(groups[turn], results, strict=True):
                 found[i] = hyps
@@ -317,8 +320,19 @@ class Translator:
         for turn, results in share(len(groups), lambda turn: self._search(groups[turn], options)):
             yield turn, [[Hypothesis(tuple(tokens), *rest) for tokens, *rest in hyps] for hyps in results]
 
-    @torch.no_grad()
     def _search(self, parts: Sequence[_Part], options: Options) -> list[list[Hypothesis]]:
+        """What is found for each part, in halves where a GPU has no memory for all of them at once."""
+        try:
+            return self._search_together(parts, options)
+        except torch.OutOfMemoryError:
+            if len(parts) == 1:
+                raise
+        # Not above: the error's frames hold all that was computed until then.
+        half = len(parts) // 2
+        return [*self._search(parts[:half], options), *self._search(parts[half:], options)]
+
+    @torch.no_grad()
+    def _search_together(self, parts: Sequence[_Part], options: Options) -> list[list[Hypothesis]]:
         src_BS = self._padded([part.src for part in parts])
         limits = [min(len(part.src) - 1 + self.settings.max_extra, self.most) for part in parts]
         if options.max_length:
@@ -392,7 +406,7 @@ class Translator:
         self._check_lengths(tgt, "translation")
         widths = [len(s) + len(t) + 2 for s, t in zip(src, tgt, strict=True)]
         found = [PairScore(0.0, 0)] * len(widths)
-        for batch in batches(widths, 1, self.settings.batch_tokens):
+        for batch in batches(widths, 1, self.batch_tokens):
             src_BS = self._padded([[*src[i], EOS] for i in batch])
             in_BT, out_BT = (self._padded(rows) for rows in (
                 [[BOS, *tgt[i]] for i in batch], [[*tgt[i], EOS] for i in batch],

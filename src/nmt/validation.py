@@ -13,11 +13,11 @@ from typing import Any
 
 from torch import Tensor
 
-from nmt import checkpoint
+from nmt import auto, checkpoint
 from nmt.config import Config, TranslateConfig
 from nmt.corpus import Normaliser
 from nmt.dataset import ParallelDataset, open_dataset
-from nmt.distributed import World
+from nmt.distributed import World, gpu_of
 from nmt.errors import CheckpointError
 from nmt.provenance import BY_HAND, TrainPaths
 from nmt.scoring import bleu
@@ -28,6 +28,9 @@ from nmt.tracking import Tracker
 from nmt.translation import Translator
 
 log = logging.getLogger(__name__)
+
+FLOAT32 = 4
+"""Bytes of a number of the model that is trained."""
 
 SHOWN = 5
 """Sentences of the dev set whose translations are shown at each validation."""
@@ -91,7 +94,10 @@ def translate_dev(trainer: Trainer, dev: DevSet, sentences: int) -> tuple[float,
     """
     world, lines = trainer.world, dev.src[:sentences]
     share = partial(share_among, world) if world.size > 1 else None
-    greedy = TranslateConfig(beam=1, batch_tokens=trainer.config.translate.batch_tokens)
+    # Process 0's GPU says for all how much is translated at once: the batches must be the same on all of them.
+    wanted = TranslateConfig(beam=1, batch_tokens=trainer.config.translate.batch_tokens)
+    tokens = auto.translate_tokens(wanted, trainer.config.model, FLOAT32, gpu_of(world.device))
+    greedy = replace(wanted, batch_tokens=int(world.from_leader([tokens])[0]))
     config = replace(trainer.config, translate=greedy)
     translator = Translator(trainer.model, *dev.tokenizers, dev.normaliser, config, world.device, share)
     trainer.at("translating the dev set")

@@ -38,12 +38,14 @@ def plan(
     except DataError as error:
         log.info("%s", error)
         data = None
-    from nmt.distributed import choose_device
+    from nmt.distributed import choose_device, gpu_of, has_cuda
 
-    kind = device.partition(":")[0]
+    kind, gpu = device.partition(":")[0], None
     if kind not in ("cpu", "cuda", "mps"):  # A plan for a GPU may be made where there is none.
         kind = choose_device(device).type
-    found = planning.make_plan(loaded, data, kind)
+    if kind == "cuda" and has_cuda():
+        gpu = gpu_of(choose_device(device))
+    found = planning.make_plan(loaded, data, kind, gpu)
     if measure:
         found["measured"] = planning.measure(loaded, street(), device)
     tell(found, planning.plan_lines(found), as_json)
