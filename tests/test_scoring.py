@@ -2,8 +2,10 @@
 
 import json
 import logging
+import math
 import random
 
+import numpy as np
 import pytest
 import sacrebleu
 from hypothesis import given
@@ -196,8 +198,23 @@ def test_an_interval_that_can_not_be_is_missing_with_its_reason_and_the_score_st
         assert "at least 40" in few[name].no_interval
         assert "bs:" not in few[name].signature
         assert off[name].interval is off[name].no_interval is None
+    assert " (" not in scoring.report_lines(scoring.evaluate(HYPS, SRCS, rows(REFS), "zh", PLAIN))[0]
+    assert scoring.report_lines(scoring.evaluate(HYPS, SRCS, rows(REFS), "zh", PLAIN))[0][-1].isdigit()
     result = scoring.evaluate(["他走了。"], ["He left."], [["他离开了。"]], "zh", settings)
     assert "(no interval: one line alone says nothing of others)" in "\n".join(scoring.report_lines(result))
+
+
+def test_some_resamplings_without_a_score_leave_no_interval(monkeypatch):
+    monkeypatch.setattr(scoring, "bootstrap", lambda *_: np.array([1.0, math.nan, 2.0, math.nan]))
+    found = scoring.score(HYPS, rows(REFS), "zh", EvalConfig(metrics=("bleu",), bootstrap=100))["bleu"]
+    assert (found.mean, found.interval, found.no_interval) == (None, None, "2 resamplings have no score")
+
+
+def test_an_edit_rate_over_references_of_different_lengths_is_sacrebleus():
+    # Their mean length is no whole number.
+    refs = [["he left", "he went away now"], ["it rains", "rain is falling today"]]
+    found = scoring.score(["he left now", "it rains"], refs, "en", EvalConfig(metrics=ALL, bootstrap=0))["ter"]
+    assert found.value == TER().corpus_score(["he left now", "it rains"], [list(column) for column in zip(*refs)]).score  # noqa: B905
 
 
 def test_a_score_of_scores_json_from_before_intervals_had_a_reason_is_printed():
@@ -232,13 +249,15 @@ def test_a_name_that_is_no_code_is_refused_before_it_chooses_a_tokeniser(tgt):
         (["他有iPhone。"], "de", "e.g. zh"),
         (KANA, "en", "e.g. ja"),
         (KANA, "zh", "e.g. ja"),
+        (["中" * 89 + "の" * 11], "en", "e.g. ja"),  # Over a tenth of it.
+        (["中" * 90 + "の" * 10], "en", "e.g. zh"),
         (["カタカナ"], "zh", "e.g. ja"),
         (THAI, "zh", "Thai characters.*e.g. th"),
         (["ສະບາຍດີ"], "en", "e.g. lo"),
         (["សួស្តី"], "fr", "e.g. km"),
         (["မင်္ဂလာပါ"], "en", "e.g. my"),
         (["བཀྲ་ཤིས་བདེ་ལེགས།"], "en", "e.g. bo"),
-        (ENGLISH, "ja", "Latin characters, which BLEU for ja .tokeniser char. would split into letters"),
+        (ENGLISH, "ja", "Latin characters, which BLEU for ja .tokeniser char. would split into letters; give"),
         (["Привет, как дела?"], "th", "Cyrillic characters"),
         (ENGLISH, "ko", "Latin characters"),
     ],
@@ -268,7 +287,16 @@ def test_scores_of_japanese_and_korean_say_that_their_tokeniser_is_not_sacrebleu
     for tgt, texts in (("ja", KANA), ("ko", KOREAN)):
         caplog.clear()
         assert "tok:char" in scoring.score(texts, rows(texts), tgt, PLAIN)["bleu"].signature
-        assert [f"sacreBLEU's {tgt}-mecab" in record.getMessage() for record in caplog.records] == [True]
+        (record,) = caplog.records
+        assert record.getMessage().endswith(f"it can't be compared with scores by sacreBLEU's {tgt}-mecab")
+        assert f"{tgt}-mecab" in BLEU.TOKENIZERS
+
+
+def test_nothing_is_said_of_a_tokeniser_where_sacrebleus_own_is_used(caplog, monkeypatch):
+    monkeypatch.setattr(scoring, "tokenize_for", lambda tgt: "none")
+    monkeypatch.setattr(scoring, "check_tokenizer", lambda *_: None)
+    scoring.score(KANA, rows(KANA), "ja", PLAIN)
+    assert caplog.records == []
 
 
 @pytest.mark.parametrize("tgt", ["th", "lo", "km", "my", "bo"])
@@ -284,6 +312,8 @@ def test_tokenised_text_is_named_in_our_own_words(caplog):
         "eval: 5 of the 10 hypotheses end in a full stop with a space before it, as tokenised text does"
     ]
     caplog.clear()
+    scoring.score(["It is late ."] + ["It is late."] * 9, rows(refs), "en", PLAIN)
+    assert caplog.records == [], "a tenth may be an accident"
     scoring.score(["It is late ."] * 200, rows(["It is late ."] * 200), "en", PLAIN)
     assert [record.name for record in caplog.records] == ["nmt.scoring"] * 2
     assert "of the 200 references" in caplog.text
@@ -358,7 +388,8 @@ def test_the_ceiling_scores_the_first_reference_against_the_others():
     found = scoring.human_ceiling(refs, "zh")
     assert found["lines"] == 24
     assert found["bleu"]["value"] == BLEU(tokenize="zh").corpus_score(first, others).score
-    assert scoring.human_ceiling(refs[:20], "zh") is None
+    assert scoring.human_ceiling(refs[:29], "zh")["lines"] == 20
+    assert scoring.human_ceiling(refs[:28], "zh") is None, "19 lines are too few"
 
 
 # ── what comes out ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -383,7 +414,9 @@ def test_further_references_are_scored_beside_the_first_alone():
     result = scoring.evaluate(HYPS, SRCS, refs, "zh", PLAIN)
     assert result["scores"]["bleu"]["value"] == scoring.bleu(HYPS, rows(REFS), "zh").value
     assert result["scores_all_references"]["bleu"]["value"] == pytest.approx(100)
-    assert "nrefs:2|" in "\n".join(scoring.report_lines(result))
+    lines = scoring.report_lines(result)
+    assert "nrefs:2|" in "\n".join(lines)
+    assert f"BLEU, all references: {result['scores_all_references']['bleu']['value']:.2f}" in lines
 
 
 def test_the_table_of_lengths_counts_every_line_once_in_the_unit_of_its_script():
@@ -392,6 +425,9 @@ def test_the_table_of_lengths_counts_every_line_once_in_the_unit_of_its_script()
     table = scoring.by_length(hyps, srcs, refs, "zh")
     assert table["unit"] == "words"
     assert [(row["from"], row["to"], row["lines"]) for row in table["rows"]] == [(1, 5, 3), (6, 10, 1), (41, None, 1)]
+    each = scoring.by_length(["a"] * 50, [" ".join("x" * n) for n in range(1, 51)], [["a"]] * 50, "en")["rows"]
+    assert [(row["from"], row["to"]) for row in each] == [(1, 5), (6, 10), (11, 20), (21, 40), (41, None)]
+    assert [row["lines"] for row in each] == [5, 5, 10, 20, 10]
     table = scoring.by_length(["a"] * 2, ["你好。", "我们 明天 再 去。"], [["a"]] * 2, "en")
     assert table["unit"] == "characters"
     assert [(row["from"], row["lines"]) for row in table["rows"]] == [(1, 1), (6, 1)]
@@ -406,6 +442,8 @@ def test_scores_on_other_ground_are_not_compared():
         return scoring.evaluate(HYPS, srcs, rows(refs), tgt, EvalConfig(metrics=("bleu",), bootstrap=bootstrap))
 
     scoring.check_comparable(result(), result(bootstrap=50))
+    bare = result()["scores"]["bleu"]["signature"]
+    assert scoring._without_resampling(result(bootstrap=50)["scores"]["bleu"]["signature"]) == bare
     for other, named in [
         (result(srcs=SRCS[::-1]), "their sources differ"),
         (result(refs=REFS[::-1]), "their references differ"),
@@ -498,7 +536,7 @@ def test_off_is_off_for_a_comparison_too(monkeypatch):
         for row in table["systems"].values():
             assert row["mean"] is row["interval"] is row["p"] is None
     told = "\n".join(scoring.comparison_lines(compared))
-    assert told.count("not tested (eval.bootstrap is 0)") == 3
+    assert sum(line.endswith("  not tested (eval.bootstrap is 0)") for line in told.split("\n")) == 3
     assert "±" not in told
 
 

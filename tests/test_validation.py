@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ import torch
 from nmt import checkpoint, validation
 from nmt.config import TranslateConfig
 from nmt.dataset import open_dataset
-from nmt.errors import NmtError
+from nmt.errors import DataError, NmtError
 from nmt.step import Trainer, dev_loss, prepare, train_step
 from nmt.tokenizer import load_tokenizers
 from nmt.translation import Translator
@@ -40,6 +41,17 @@ class Notes:
 @pytest.fixture(scope="module")
 def dev(paths) -> DevSet:
     return DevSet.load(settings(), paths, load_tokenizers(paths.bpe, "en", "zh"))
+
+
+def test_the_dev_set_must_be_what_was_encoded_unless_another_process_has_looked(paths, tmp_path):
+    shutil.copytree(paths.encode, tmp_path / "encode")
+    changed, tokenizers = replace(paths, encode=tmp_path / "encode"), load_tokenizers(paths.bpe, "en", "zh")
+    ids = np.fromfile(tmp_path / "encode/dev.zh.ids", dtype=np.uint16)
+    ids[0] += 1
+    ids.tofile(tmp_path / "encode/dev.zh.ids")
+    with pytest.raises(DataError, match=r"dev.zh.ids is not what was written"):
+        DevSet.load(settings(), changed, tokenizers)
+    assert len(DevSet.load(settings(), changed, tokenizers, verify=False).data) == 9
 
 
 @pytest.fixture(scope="module")
@@ -107,10 +119,16 @@ def measured(monkeypatch):
     """Sets what the dev set gives: (loss, nll), BLEU."""
 
     def give(losses: tuple[float, float], score: float = 0.0) -> None:
-        monkeypatch.setattr(validation, "dev_loss", lambda *_: losses)
-        monkeypatch.setattr(
-            validation, "translate_dev", lambda trainer, dev, n: (score, [f"hyp {i}" for i in range(n)])
-        )
+        def loss(trainer, data):
+            assert (type(trainer), len(data)) == (Trainer, 9)
+            return losses
+
+        def translate(trainer, dev, sentences):
+            assert (type(trainer), type(dev)) == (Trainer, DevSet)
+            return score, [f"hyp {i}" for i in range(sentences)]
+
+        monkeypatch.setattr(validation, "dev_loss", loss)
+        monkeypatch.setattr(validation, "translate_dev", translate)
 
     return give
 
@@ -135,6 +153,7 @@ def test_the_score_is_bleu_or_minus_the_loss(dev, weights_by_age, measured, chan
     assert 0 <= values["seconds"] < 20
     translated = trainer.config.train.validate_sentences
     assert values.get("bleu") == (score if translated else None)
+    assert values.get("sentences") == (translated or None)
     assert notes.shown == ([(7, [(dev.src[i], dev.tgt[i], f"hyp {i}") for i in range(3)])] if translated else [])
 
 
@@ -142,7 +161,7 @@ def test_a_few_translations_are_shown_and_a_loss_beyond_all_numbers_has_a_perple
     trainer, notes = trainer_with(weights_by_age[1], "train.validate_sentences=9"), Notes()
     measured((1e4, 1e4))
     validate(trainer, dev, Progress(step=1), notes)
-    assert len(notes.shown[0][1]) == validation.SHOWN
+    assert len(notes.shown[0][1]) == 5
     assert notes.scores[0][2]["ppl"] == pytest.approx(math.exp(20))
 
 
@@ -219,7 +238,8 @@ def test_the_final_model_has_the_higher_bleu_on_the_whole_dev_set(
     monkeypatch.setattr(validation, "translate_dev", scored)
     notes = Notes()
     choose_final(trainer_with(weights_by_age[1]), run, dev, Progress(step=20, best_step=1_234), notes)
-    assert "BLEU on the whole dev set" in notes.said[0]
+    expected = f"BLEU on the whole dev set: average of 2 has {average:.2f}, best (step 1,234) has {best:.2f}; final is"
+    assert expected in notes.said[0]
     weights, state = checkpoint.load(run / "final")
     assert sentences == [9, 9]
     assert state["dev_scores"] == {"average of 2": average, "best (step 1,234)": best}
