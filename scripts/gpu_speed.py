@@ -110,7 +110,7 @@ class Training:
         )
         paths = TrainPaths(clean=self.run, bpe=self.run, encode=self.run, run=self.run)
         tracker = Tracker(self.run, first_step=self.progress.step, last_step=last, writes=True)
-        with Stop(self.at.world) as stop, tracker, mock.patch.object(training, "save"):
+        with Stop(self.at.world) as stop, tracker, mock.patch.object(training.Saver, "save"):
             self.progress = training.loop(self.trainer, paths, self.data, self.dev, self.progress, tracker, stop)
         rows = [json.loads(line) for line in (self.run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
         return next(row for row in reversed(rows) if row["kind"] == "train")
