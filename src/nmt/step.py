@@ -294,33 +294,42 @@ def rehearse(trainer: Trainer, data: ParallelDataset) -> Trainer:
     trainer that comes back has the largest limit that fits. Raises OutOfMemory, on all processes if on one.
     """
     finds = trainer.config.train.device_tokens == "auto"
+    lost = LostContact("another process is out of memory, and says with which pairs.")
     if trainer.world.size > 1:
+        one = np.zeros(1, np.int64)
+        failed, error = _rehearse_together(trainer, data, one)
+        if failed:
+            raise error or lost
         # DDP orders its buckets anew between the first and the second backward pass, and sums of more than two numbers
         # depend on that. So it happens here, before the first step of a new training and of one that goes on, and the
         # gradients of all that follows are in the buckets that stay. With a single pair: the processes exchange
-        # gradients in it, so one that ran out of memory here could not tell the others.
+        # gradients in it, so one that ran out of memory here could not tell the others: all have agreed that it fits.
         for _ in range(2):
-            with memory_told(trainer, data, np.zeros(1, np.int64)):
-                _pass(trainer, data, np.zeros(1, np.int64))
+            with memory_told(trainer, data, one):
+                _pass(trainer, data, one)
     while True:
-        pairs = largest(trainer, data)
-        try:
-            error = _rehearse(trainer, data, pairs)
-            let_go(error)  # The frames that it came through hold all that was computed until then.
-        finally:
-            trainer.zero_grad()
-            if trainer.world.device.type == "cuda":
-                torch.cuda.empty_cache()
-        failed = trainer.world.sum([float(error is not None)])[0]
+        failed, error = _rehearse_together(trainer, data, largest(trainer, data))
         if not failed:
             break
         smaller = trainer.device_tokens * 3 // 4
         if not finds or smaller < int(max(data.src.lengths.max(), data.tgt.lengths.max())):
-            raise error or LostContact("another process is out of memory, and says with which pairs.")
+            raise error or lost
         trainer = replace(trainer, device_tokens=smaller)
     if finds:
         log.info("train: train.device_tokens is %s, the largest that fits", f"{trainer.device_tokens:,}")
     return trainer
+
+
+def _rehearse_together(trainer: Trainer, data: ParallelDataset, pairs: Numbers) -> tuple[bool, OutOfMemory | None]:
+    """Whether a pass of these pairs fails on any process, and what went wrong on this one."""
+    try:
+        error = _rehearse(trainer, data, pairs)
+        let_go(error)  # The frames that it came through hold all that was computed until then.
+    finally:
+        trainer.zero_grad()
+        if trainer.world.device.type == "cuda":
+            torch.cuda.empty_cache()
+    return trainer.world.sum([float(error is not None)])[0] > 0, error
 
 
 def _rehearse(trainer: Trainer, data: ParallelDataset, pairs: Numbers) -> OutOfMemory | None:
