@@ -212,7 +212,7 @@ def test_some_resamplings_without_a_score_leave_no_interval(monkeypatch):
 
 def test_an_edit_rate_over_references_of_different_lengths_is_sacrebleus():
     # Their mean length is no whole number.
-    refs = [["he left", "he went away now"], ["it rains", "rain is falling today"]]
+    refs = [["he left", "he went away"], ["it rains", "rain is falling today"]]
     found = scoring.score(["he left now", "it rains"], refs, "en", EvalConfig(metrics=ALL, bootstrap=0))["ter"]
     assert found.value == TER().corpus_score(["he left now", "it rains"], [list(column) for column in zip(*refs)]).score  # noqa: B905
 
@@ -255,7 +255,7 @@ def test_a_name_that_is_no_code_is_refused_before_it_chooses_a_tokeniser(tgt):
         (THAI, "zh", "Thai characters.*e.g. th"),
         (["ສະບາຍດີ"], "en", "e.g. lo"),
         (["សួស្តី"], "fr", "e.g. km"),
-        (["မင်္ဂလာပါ"], "en", "e.g. my"),
+        (["မင်္ဂလာပါ"], "en", r"e.g. my\.$"),
         (["བཀྲ་ཤིས་བདེ་ལེགས།"], "en", "e.g. bo"),
         (ENGLISH, "ja", "Latin characters, which BLEU for ja .tokeniser char. would split into letters; give"),
         (["Привет, как дела?"], "th", "Cyrillic characters"),
