@@ -458,3 +458,57 @@ def test_the_loss_of_a_set_is_the_mean_over_its_target_tokens_without_dropout(da
     expected = plain_losses(trainer, data, np.arange(len(data)))
     assert found == pytest.approx([value / data.tgt.lengths.sum() for value in expected], rel=1e-5)
     assert 0 < math.exp(found[1]) < 2 * 340
+
+
+# ── compiled layers ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """Builds trainers whose layers are traced by torch.compile, but run without generated code."""
+    compile_module = torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **kw: compile_module(self, backend="aot_eager", **kw))
+    torch._dynamo.reset()
+    yield lambda *changes: build("train.compile=true", "model.dropout=0", "model.layers=2", *changes)
+    torch._dynamo.reset()
+
+
+@pytest.mark.slow
+def test_gradients_of_a_compiled_model_become_ready_layer_by_layer(compiled, data):
+    model = compiled().model
+    layers = [*model.encoder, *model.decoder_layers]
+    events: list[int | None] = []  # the number of a layer whose gradient is ready, None for a read of what was kept
+    for number, layer in enumerate(layers):
+        for weight in layer.parameters():
+            weight.register_post_accumulate_grad_hook(lambda _, number=number: events.append(number))
+
+    def read(kept):
+        events.append(None)
+        return kept
+
+    batch = collate(*data.take(np.arange(4)))
+    model(batch.src, batch.tgt_in)  # compiles
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, read):
+        loss = model(batch.src, batch.tgt_in).sum()
+    loss.backward()
+    # A layer's backward pass begins with reading what its forward pass kept: the one before has all gradients by then.
+    order = [number for number, _ in itertools.groupby(n for n in events if n is not None)]
+    assert order == list(reversed(range(len(layers))))
+    for number in range(1, len(layers)):
+        last = len(events) - 1 - events[::-1].index(number)
+        assert None in events[last : events.index(number - 1)], f"layer {number} waits for layer {number - 1}"
+
+
+@pytest.mark.slow
+def test_compiled_layers_are_not_compiled_again_for_each_shape(compiled, data):
+    model = compiled().model
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    graphs = []
+    for count in range(2, 30):
+        batch = collate(*data.take(np.arange(count, 2 * count)))
+        model(batch.src, batch.tgt_in).sum().backward()
+        graphs.append(counters["stats"]["unique_graphs"])
+    assert graphs[0] > 0
+    assert graphs[-1] == graphs[4], f"graphs after each batch: {graphs}"
+    assert not counters["graph_break"]

@@ -223,14 +223,14 @@ class DecoderLayer(nn.Module):
         self.residuals = nn.ModuleList(Residual(config) for _ in range(3))
 
     def forward(
-        self,
-        x_BTD: Tensor,
-        look_back: Callable[[Tensor], Tensor],
-        look_across: Callable[[Tensor], Tensor],
+        self, x_BTD: Tensor, memory_BSD: Tensor, mask_B11S: Tensor | None, maps: list[Tensor] | None = None
     ) -> Tensor:
-        """The two ways to attend are given, since training sees all positions at once and decoding keeps a cache."""
+        """All positions at once, as in training; CachedDecoder computes one position with the same blocks."""
         attend, cross, feed = self.residuals
-        return cast(Tensor, feed(cross(attend(x_BTD, look_back), look_across), self.feed_forward))
+        this, that = self.attention, self.cross_attention
+        x_BTD = attend(x_BTD, lambda x: this(x, this.keys_values(x), causal=True, maps=maps))
+        x_BTD = cross(x_BTD, lambda x: that(x, that.keys_values(memory_BSD), mask_B11S, maps=maps))
+        return cast(Tensor, feed(x_BTD, self.feed_forward))
 
 
 # ── the whole model ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -289,12 +289,7 @@ class Transformer(nn.Module):
         """Hidden states [B, T, D] of the target shifted right (bos first), each seeing no later token."""
         x_BTD = self.embed(tgt_BT, self.embedding)
         for layer in self.decoder_layers:
-            this, that = cast(Attention, layer.attention), cast(Attention, layer.cross_attention)
-            x_BTD = layer(
-                x_BTD,
-                lambda x, this=this: this(x, this.keys_values(x), causal=True, maps=maps),
-                lambda x, that=that: that(x, that.keys_values(memory_BSD), mask_B11S, maps=maps),
-            )
+            x_BTD = layer(x_BTD, memory_BSD, mask_B11S, maps)
         return cast(Tensor, self.decoder_norm(x_BTD))
 
     def forward(self, src_BS: Tensor, tgt_BT: Tensor) -> Tensor:
@@ -401,11 +396,13 @@ class CachedDecoder:
         mask_B1WS = self.history_RTW.view(B, 1, self.beam, -1)[:, :, :W] if self.beam > 1 else None
         x_BWD = self.model.embed(last_BW.reshape(-1, 1), self.model.embedding, start=self.length).view(B, W, -1)
         for number, layer in enumerate(self.layers):
-            x_BWD = layer(
+            attend, cross, feed = layer.residuals
+            x_BWD = attend(x_BWD, lambda x, number=number: self._look_back(number, x, mask_B1WS))
+            x_BWD = cross(
                 x_BWD,
-                lambda x, number=number: self._look_back(number, x, mask_B1WS),
                 lambda x, number=number: self.layers[number].cross_attention(x, self.cross[number], self.mask_B11S),
             )
+            x_BWD = feed(x_BWD, layer.feed_forward)
         self.length += 1
         logits_BWV = self.model.logits(self.model.decoder_norm(x_BWD))
         return logits_BWV.expand(-1, self.beam, -1).flatten(0, 1)[:wanted]

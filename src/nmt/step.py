@@ -98,8 +98,11 @@ class Trainer:
         training_model = TrainingModel(model, config.optim.label_smoothing)
         optimizer = build_optimizer(model, config.optim)
         if config.train.compile:
-            # Not the loss: its loop over chunks would be unrolled, and compiled again for each number of chunks.
-            model.compile(dynamic=True)
+            # Each layer by itself: the backward pass of a model compiled whole hands over all gradients at its end, and
+            # DDP could not exchange those of the last layers while the first are computed. Not the loss: its loop over
+            # chunks would be unrolled, and compiled again for each number of chunks.
+            for layer in (*model.encoder, *model.decoder_layers):
+                layer.compile(dynamic=True)
         scaler = torch.amp.GradScaler(world.device.type, enabled=config.optim.precision == "float16")
         limit = auto.device_tokens(config.train.device_tokens, config.optim.batch_tokens, world.size, gpu)
         return Trainer(
