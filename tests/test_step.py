@@ -190,15 +190,23 @@ def test_gradients_are_exchanged_in_the_last_micro_batch_alone(data, monkeypatch
 
 def test_several_processes_exchange_gradients_twice_before_the_first_step(data, monkeypatch):
     """DDP orders its buckets anew between the two, and sums of more than two numbers depend on their order."""
-    passes = []
+    passes, alone = [], []
+
+    @step.contextlib.contextmanager
+    def not_exchanged(trainer):
+        alone.append(True)
+        yield
+        alone.clear()
+
     monkeypatch.setattr(step, "parallelize", lambda model, world: model)
-    monkeypatch.setattr(Trainer, "alone", lambda self: step.contextlib.nullcontext())
-    monkeypatch.setattr(step, "_pass", lambda trainer, data, pairs: passes.append(trainer.world.size))
+    monkeypatch.setattr(Trainer, "alone", not_exchanged)
+    monkeypatch.setattr(step, "_pass", lambda trainer, data, pairs: passes.append((len(pairs) > 1, not alone)))
     two = Alone()
     two.sum = list
     for world in (ALONE, two):
         rehearse(build(world=world), data)
-    assert passes == [1, 2, 2, 2]
+    one, exchanged, largest = (False, False), (False, True), (True, False)
+    assert passes == [largest, one, exchanged, exchanged, largest]
 
 
 def test_dropout_draws_other_masks_in_each_micro_batch_step_and_seed(data, monkeypatch):
