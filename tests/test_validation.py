@@ -15,6 +15,7 @@ from nmt import checkpoint, validation
 from nmt.config import TranslateConfig
 from nmt.dataset import open_dataset
 from nmt.errors import DataError, NmtError
+from nmt.provenance import BY_HAND
 from nmt.step import Trainer, dev_loss, prepare, train_step
 from nmt.tokenizer import load_tokenizers
 from nmt.translation import Translator
@@ -261,6 +262,14 @@ def test_a_damaged_checkpoint_is_not_averaged_and_without_any_there_is_no_final_
         (folder / "model.safetensors").write_bytes(b"cut")
     with pytest.raises(NmtError, match=r"no checkpoint in .* is whole"):
         choose_final(trainer, run, dev, Progress(step=20), Notes())
+
+
+def test_averages_by_hand_of_an_earlier_final_model_go_with_it(dev, weights_by_age, tmp_path):
+    run = saved(tmp_path, weights_by_age, (18, 19), 20)
+    for name in BY_HAND:
+        checkpoint.save(run / name, weights_by_age[1], {})
+    choose_final(trainer_with(weights_by_age[1], "train.validate_sentences=0"), run, dev, Progress(step=20), Notes())
+    assert sorted(path.name for path in run.iterdir()) == ["best", "checkpoints", "final"]
 
 
 def test_the_leader_alone_writes_the_final_model_and_all_wait_for_it(dev, weights_by_age, tmp_path):
