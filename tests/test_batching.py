@@ -179,6 +179,8 @@ def test_a_window_is_planned_alike_from_wherever_the_plan_begins_and_only_when_i
 def test_the_updates_of_an_epoch_are_counted_in_its_first_window(monkeypatch):
     src, tgt = np.random.default_rng(0).integers(1, 40, (2, 1000))
     assert count_updates(src, tgt, 300, 4, 1) == len(planned((src, tgt), 300, 4))
+    assert count_updates(src[:1], tgt[:1], 300, 4, 1) == 1
+    assert count_updates(src[:2], tgt[:2], 1, 1, 1) == 2
     monkeypatch.setattr(batching, "WINDOW", 200)
     assert count_updates(src, tgt, 300, 4, 1) == pytest.approx(len(planned((src, tgt), 300, 4)), rel=0.05)
 
@@ -213,7 +215,7 @@ def test_no_other_cut_into_so_many_parts_has_a_much_smaller_largest_part(pairs, 
     largest = max(slots(src[part], tgt[part]) for part in parts)
     for ends in itertools.combinations(range(1, len(order)), len(parts) - 1):
         other = np.split(order, ends)
-        assert largest <= max(slots(src[part], tgt[part]) for part in other) * 1.03
+        assert largest <= max(slots(src[part], tgt[part]) for part in other) * 1.025
 
 
 def test_an_update_of_two_lengths_is_cut_between_them_if_padding_costs_more_than_another_micro_batch():
