@@ -5,6 +5,7 @@ import json
 import logging
 import math
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -121,6 +122,55 @@ def test_the_most_memory_held_is_in_mib():
         now = int(stream.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**20
     assert 0.9 * now <= peak_memory(torch.device("cpu")) < machine
+    with open("/proc/self/status") as stream:
+        most = int(next(line for line in stream if line.startswith("VmHWM")).split()[1]) / 2**10
+    assert peak_memory(torch.device("cpu")) == pytest.approx(most, rel=0.1)
+
+
+# ── where it begins ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("setting", "found", "cut_by", "noted"),
+    [("40", 0, 40, 0), ("40", 7, 40, 0), ("auto", 0, 30, 30), ("auto", 7, 7, 7)],
+)
+def test_the_micro_batches_that_auto_has_found_once_stay_and_a_number_is_a_number(
+    paths, monkeypatch, setting, found, cut_by, noted
+):
+    def rehearse(trainer, data):
+        return trainer if trainer.device_tokens in (40, 7) else replace(trainer, device_tokens=30)
+
+    monkeypatch.setattr(training, "rehearse", rehearse)
+    trainer = Trainer.build(settings(), ALONE, (340, 340))
+    trainer = replace(trainer, config=settings(f"train.device_tokens={setting}"))  # As it is on a GPU.
+    data = open_dataset(paths.encode, "train", "en", "zh")
+    trainer, progress = training.make_room(trainer, data, Progress(step=5, device_tokens=found))
+    assert (trainer.device_tokens, progress.device_tokens) == (cut_by, noted)
+
+
+def test_fresh_trains_a_finished_run_again_and_without_it_nothing_is_done(paths, finished, tmp_path, monkeypatch):
+    shutil.copytree(finished.run, tmp_path / "run")
+    run, steps, take_step = replace(finished, run=tmp_path / "run"), [], training.train_step
+
+    def counted(trainer, update, step):
+        steps.append(step)
+        return take_step(trainer, update, step)
+
+    monkeypatch.setattr(training, "train_step", counted)
+    train_model(settings(*FINISHED), run, ALONE)
+    assert steps == []
+    train_model(settings(*FINISHED), run, ALONE, fresh=True)
+    assert steps[:2] == [1, 2]
+
+
+def test_a_training_that_begins_with_another_run_asks_whether_that_one_has_seen_the_test_set(
+    paths, finished, tmp_path, monkeypatch
+):
+    asked = []
+    monkeypatch.setattr(training, "warn_of_overlap", lambda *given: asked.append(given))
+    run = replace(finished, run=tmp_path / "run")
+    train_model(settings("optim.max_steps=1"), run, ALONE, init_from=finished.run)
+    assert asked == [(run.run, run.clean, ("en", "zh"))]
 
 
 # ── which update comes next ─────────────────────────────────────────────────────────────────────────────────────────
