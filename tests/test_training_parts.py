@@ -149,6 +149,20 @@ def test_the_micro_batches_that_auto_has_found_once_stay_and_a_number_is_a_numbe
     assert (trainer.device_tokens, progress.device_tokens) == (cut_by, noted)
 
 
+def test_a_model_has_the_vocabulary_of_each_side(paths, tmp_path, monkeypatch):
+    asked, dev = [], SimpleNamespace(tokenizers=(range(300), range(340)))
+    monkeypatch.setattr(training, "open_data", lambda *_: (None, dev))
+
+    def build(config, world, sizes, at):
+        asked.append(sizes)
+        raise NmtError("that is enough")
+
+    monkeypatch.setattr(training, "Trainer", SimpleNamespace(build=build))
+    with pytest.raises(NmtError, match="enough"):
+        train_model(settings(), replace(paths, run=tmp_path / "run"), ALONE)
+    assert asked == [(300, 340)]
+
+
 def test_fresh_trains_a_finished_run_again_and_without_it_nothing_is_done(paths, finished, tmp_path, monkeypatch):
     shutil.copytree(finished.run, tmp_path / "run")
     run, steps, take_step = replace(finished, run=tmp_path / "run"), [], training.train_step
