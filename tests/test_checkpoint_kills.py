@@ -11,7 +11,7 @@ import torch
 
 from forked import forked
 from nmt import checkpoint, pipeline
-from nmt.text import sha256_of
+from nmt.text import read_object, sha256_of, write_json
 
 Action = Callable[[], object]
 
@@ -190,6 +190,18 @@ def test_a_kill_at_any_moment_of_recovery_loses_nothing(tmp_path):
     for run in each_moment(tmp_path, 10, between, checkpoint.recover):
         assert step_of(run / "best") == 1
         assert step_of(checkpoint.newest(run)) == 10
+
+
+def test_a_kill_at_any_moment_of_writing_the_state_of_a_run_leaves_the_old_or_the_new_one(tmp_path):
+    def action(run: Path) -> None:
+        write_json(run / "status.json", {"step": 2})
+
+    for run in each_moment(
+        tmp_path, 1, lambda run: [run.mkdir(), write_json(run / "status.json", {"step": 1})], action
+    ):
+        checkpoint.recover(run)
+        assert read_object(run / "status.json")["step"] in (1, 2)
+        assert [path.name for path in run.iterdir()] == ["status.json"]
 
 
 def test_recovery_leaves_what_other_stages_are_at_work_on(tmp_path):

@@ -83,11 +83,13 @@ def _settle(folder: Path) -> None:
 
 
 def recover(run: Path) -> None:
-    """Put right what a process that was killed inside `save` left in a run folder; for the holder of its lock."""
+    """Put right what a process that was killed while it wrote left in a run folder; for the holder of its lock."""
     for path in [*run.glob(".*"), *(run / "checkpoints").glob(".*")]:
         # Other names with two endings are not ours.
         if found := re.fullmatch(r"\.([^.]+)\.(?:part|old)", path.name):
             _settle(path.with_name(found[1]))
+    for left_over in run.glob("*.json.*.part"):  # As nmt.text.write_json names them.
+        left_over.unlink(missing_ok=True)
 
 
 def _sync(path: Path) -> None:
