@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from nmt.config import ModelConfig
 from nmt.model import (
@@ -14,12 +15,11 @@ from nmt.model import (
     Dropout,
     FeedForward,
     Transformer,
-    angles,
+    attention_bias,
     attention_weights,
     keep_mask,
-    rotate,
-    sinusoids,
 )
+from nmt.positions import ROWS, Rotation, angles, apply_rope, sinusoids
 from nmt.symbols import BOS, EOS, PAD
 
 SMALL = {"layers": 2, "d_model": 32, "d_ff": 48, "heads": 4}
@@ -88,12 +88,13 @@ def test_a_shift_of_position_is_one_rotation_wherever_it_happens():
 def test_rotated_queries_and_keys_see_their_distance_alone():
     query, key = torch.randn(2, 1, 1, 1, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     angle = angles(40, 8)
-    scores = [
-        (rotate(query, angle[at + 3 : at + 4]) @ rotate(key, angle[at : at + 1]).transpose(2, 3)).item()
-        for at in (0, 1, 30)
-    ]
+
+    def turned(x, at):
+        return apply_rope(x, Rotation(angle[at : at + 1].cos(), angle[at : at + 1].sin()))
+
+    scores = [(turned(query, at + 3) @ turned(key, at).transpose(2, 3)).item() for at in (0, 1, 30)]
     assert scores == pytest.approx([scores[0]] * 3)
-    assert torch.allclose(rotate(query, angle[9:10]).norm(), query.norm())
+    assert torch.allclose(turned(query, 9).norm(), query.norm())
 
 
 def copy_attention(ours: Attention, theirs: nn.MultiheadAttention) -> None:
@@ -145,8 +146,8 @@ def test_layers_equal_those_of_torch_with_the_same_weights(norm, activation):
 
 def test_shared_key_value_heads_equal_full_attention_with_repeated_weights():
     config = ModelConfig(**SMALL, kv_heads=2)
-    grouped = Attention(config, rotary=False).double().eval()
-    full = Attention(ModelConfig(**SMALL), rotary=False).double().eval()
+    grouped = Attention(config).double().eval()
+    full = Attention(ModelConfig(**SMALL)).double().eval()
     with torch.no_grad():
         for name in ("query", "output"):
             getattr(full, name).load_state_dict(getattr(grouped, name).state_dict())
@@ -154,7 +155,14 @@ def test_shared_key_value_heads_equal_full_attention_with_repeated_weights():
             halves = getattr(grouped.key_value, kind).unflatten(0, (2, 2, 8))
             getattr(full.key_value, kind).copy_(halves.repeat_interleave(2, 1).flatten(0, 2))
     x = torch.randn(2, 5, 32, dtype=torch.float64)
-    assert torch.allclose(grouped(x, grouped.keys_values(x)), full(x, full.keys_values(x)))
+    some = attention_bias(torch.tensor([[1, 1, 1, 0, 0], [1, 0, 1, 1, 1]]).bool(), torch.float64)
+    each = attention_bias(torch.rand(2, 1, 5, 5) < 0.5, torch.float64)
+    each[..., 0] = 0
+    for how in ({}, {"causal": True}, {"bias": some[:, None, None]}, {"bias": each}):
+        assert torch.allclose(grouped(x, grouped.keys_values(x), **how), full(x, full.keys_values(x), **how))
+        maps: list[torch.Tensor] = []
+        shown = grouped(x, grouped.keys_values(x), maps=maps, **how)
+        assert torch.allclose(grouped(x, grouped.keys_values(x), **how), shown)
 
 
 def test_rms_norm_and_swiglu_are_their_formulas():
@@ -191,7 +199,7 @@ def test_more_padding_of_the_source_changes_nothing(changes):
 
 def test_without_positions_the_encoder_is_equivariant_to_permutation():
     model = make()
-    model.sinusoid.zero_()
+    model.positions.table.zero_()
     src = sources(7)
     order = torch.tensor([3, 0, 6, 1, 5, 2, 4])
     memory, _ = model.encode(src)
@@ -299,8 +307,49 @@ def test_learned_positions_end_where_the_setting_says():
         model.encode(sources(7))
 
 
-def test_sinusoids_go_on_beyond_their_first_table():
-    model = make()
-    memory, _ = model.encode(sources(700))
-    assert memory.shape == (1, 700, 32)
-    assert torch.allclose(model.sinusoid[:700].double(), sinusoids(700, 32).double())
+@pytest.mark.parametrize("kind", ["sinusoidal", "rope"])
+def test_a_text_longer_than_the_table_of_positions_makes_a_larger_one(kind, monkeypatch):
+    grows, src = make(position=kind), sources(ROWS + 300)
+    monkeypatch.setattr("nmt.positions.ROWS", ROWS + 300)
+    assert torch.equal(grows.encode(src)[0], make(position=kind).encode(src)[0])
+
+
+class Operations(TorchDispatchMode):
+    """What torch is asked to do: each operation's name, its arguments and what it gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.done: list[tuple[str, tuple, object]] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        self.done.append((func.__name__, args, result))
+        return result
+
+    def sizes(self) -> list[int]:
+        """The numbers that each tensor made has, views left out."""
+        made = (result for _, _, result in self.done if isinstance(result, torch.Tensor))
+        return [tensor.numel() for tensor in made if not tensor._is_view()]
+
+
+def test_a_bias_is_made_once_for_all_layers():
+    def conversions(layers: int) -> int:
+        model, src, tgt = make(layers=layers), sources(6, 3), targets(2, 5)
+        decoder = model.decoder(src, beam=3)
+        with Operations() as seen, torch.no_grad():
+            model(src, tgt)
+            decoder.step(tgt[:, :1].repeat(1, 3).flatten())
+        return sum(any(isinstance(arg, torch.Tensor) and arg.dtype == torch.bool for arg in args)
+                   for _, args, _ in seen.done)  # fmt: skip
+
+    assert conversions(1) == conversions(4)
+
+
+def test_shared_keys_and_values_are_not_copied_for_each_head():
+    model, src = make(kv_heads=1, layers=1), sources(200, 150)
+    decoder = model.decoder(src, beam=2)
+    for at in range(3):
+        with Operations() as seen:
+            decoder.step(torch.full((4,), 7 + at))
+        # Of all heads the keys of the sources would be 2 x 4 x 200 x 8 numbers.
+        assert max(seen.sizes()) < 2 * 4 * 200 * 8

@@ -1,8 +1,9 @@
-"""The Transformer of Vaswani et al. 2017, "Attention Is All You Need", whole, and its modern variants.
+"""The Transformer of Vaswani et al. 2017, "Attention Is All You Need", and its modern variants.
 
 A tensor's name ends in its shape: B sentences, S source tokens, T target tokens, D model width, H heads, G key-value
-heads, K width of a head, F inner width, V vocabulary, R beam rows. A mask is boolean, and True means "may be looked
-at". Read from the top: positions, attention, feed-forward, residual, layers, Transformer, cached decoder.
+heads, K width of a head, F inner width, V vocabulary, R beam rows. A bias is added to attention scores: 0 where a token
+may be looked at, -inf where not. Read from the top: dropout, attention, feed-forward, residual, layers, Transformer,
+cached decoder; positions are in nmt.positions.
 """
 
 import itertools
@@ -15,35 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nmt.config import ModelConfig
+from nmt.positions import Positions, Rotation, apply_rope
 from nmt.symbols import PAD
-
-# ── positions ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def angles(positions: int, width: int) -> Tensor:
-    """pos / 10000^(2i/width), one row for each position, one column for each of the width / 2 frequencies.
-
-    Vaswani et al. 2017, section 3.5. Worked out in float64: at position 1000 float32 has lost four digits.
-    """
-    frequency = torch.exp(torch.arange(0, width, 2, dtype=torch.float64) * (-math.log(10_000.0) / width))
-    return torch.arange(positions, dtype=torch.float64)[:, None] * frequency
-
-
-def sinusoids(positions: int, width: int) -> Tensor:
-    """PE(pos, 2i) = sin, PE(pos, 2i+1) = cos of the same angle, from position 0 (Vaswani et al. 2017, section 3.5)."""
-    angle = angles(positions, width)
-    return torch.stack([angle.sin(), angle.cos()], dim=2).flatten(1).float()
-
-
-def rotate(x_BHTK: Tensor, angle_TK: Tensor) -> Tensor:
-    """Turn each pair of channels (2i, 2i+1) by the angle of its position (RoPE, Su et al. 2021, equation 34).
-
-    The product of a query and a key then depends on the distance of their positions alone.
-    """
-    cos_TK, sin_TK = angle_TK.cos().to(x_BHTK.dtype), angle_TK.sin().to(x_BHTK.dtype)
-    even, odd = x_BHTK[..., 0::2], x_BHTK[..., 1::2]
-    return torch.stack([even * cos_TK - odd * sin_TK, even * sin_TK + odd * cos_TK], dim=-1).flatten(-2)
-
 
 # ── dropout ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -82,73 +56,85 @@ class Attention(nn.Module):
     """Multi-head attention (Vaswani et al. 2017, section 3.2): softmax(Q K^T / sqrt(K)) V for each head.
 
     Keys and values are made apart from the answer, so that a decoder can keep them. With fewer key-value heads than
-    heads, each is shared by heads / kv_heads queries (Ainslie et al. 2023).
+    heads, each is shared by heads / kv_heads queries (Ainslie et al. 2023), and never copied for them.
     """
 
-    def __init__(self, config: ModelConfig, *, rotary: bool) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.heads, self.kv_heads = config.heads, config.kv_heads or config.heads
         self.width = config.d_model // config.heads
-        self.rotary = rotary
         self.dropout = config.attention_dropout
         self.query = nn.Linear(config.d_model, config.d_model)
         self.key_value = nn.Linear(config.d_model, 2 * self.kv_heads * self.width)
         self.output = nn.Linear(config.d_model, config.d_model)
-        self.angle: Tensor
-        self.register_buffer("angle", angles(512, self.width).float() if rotary else None, persistent=False)
 
-    def _split(self, x_BTD: Tensor, heads: int) -> Tensor:
-        return x_BTD.view(*x_BTD.shape[:2], heads, self.width).transpose(1, 2)
+    def _split(self, x_BTD: Tensor, heads: int, rotation: Rotation | None = None) -> Tensor:
+        x_BHTK = x_BTD.view(*x_BTD.shape[:2], heads, self.width).transpose(1, 2)
+        return x_BHTK if rotation is None else apply_rope(x_BHTK, rotation)
 
-    def _turn(self, x_BHTK: Tensor, at: int | None) -> Tensor:
-        if not self.rotary:
-            return x_BHTK
-        start, end = (0, x_BHTK.shape[2]) if at is None else (at, at + 1)
-        if end > len(self.angle):
-            self.angle = angles(2 * end, self.width).to(self.angle)
-        return rotate(x_BHTK, self.angle[start:end])
-
-    def keys_values(self, memory_BSD: Tensor, at: int | None = None) -> tuple[Tensor, Tensor]:
-        """Keys and values, both [B, G, S, K], of tokens at the positions from 0 on, or all of them at position `at`."""
+    def keys_values(self, memory_BSD: Tensor, rotation: Rotation | None = None) -> tuple[Tensor, Tensor]:
+        """Keys and values of these tokens, both [B, G, S, K]; `rotation` has their positions, or one for all."""
         key_BSD, value_BSD = self.key_value(memory_BSD).chunk(2, dim=2)
-        return self._turn(self._split(key_BSD, self.kv_heads), at), self._split(value_BSD, self.kv_heads)
+        return self._split(key_BSD, self.kv_heads, rotation), self._split(value_BSD, self.kv_heads)
 
     def forward(
         self,
         x_BTD: Tensor,
         keys_values: tuple[Tensor, Tensor],
-        mask_B11S: Tensor | None = None,
+        bias: Tensor | None = None,
         *,
         causal: bool = False,
-        at: int | None = None,
+        rotation: Rotation | None = None,
         maps: list[Tensor] | None = None,
     ) -> Tensor:
-        """What each token of x finds; with `maps` the weights [B, H, T, S] are worked out visibly and appended."""
-        query_BHTK = self._turn(self._split(self.query(x_BTD), self.heads), at)
-        key_BHSK, value_BHSK = keys_values
-        if self.kv_heads != self.heads:
-            key_BHSK, value_BHSK = (kv.repeat_interleave(self.heads // self.kv_heads, 1) for kv in keys_values)
+        """What each token of x finds where the bias, [B, 1, 1 or T, S], lets it look; or `causal`, at no later token.
+
+        With `maps` the weights [B, H, T, S] are worked out visibly and appended.
+        """
+        query_BHTK = self._split(self.query(x_BTD), self.heads, rotation)
+        key_BGSK, value_BGSK = keys_values
+        shared = self.heads // self.kv_heads
         if maps is None:
-            dropout = self.dropout if self.training else 0.0
             # A decoder may keep its keys more exactly than it asks.
+            asking_BHTK = query_BHTK.to(key_BGSK.dtype)
+            dropout = self.dropout if self.training else 0.0
+            if shared > 1 and not causal:
+                # Queries that share keys and values stand as further tokens: on a GPU no fused kernel takes a bias
+                # and fewer key-value heads than heads. With `causal` they would no longer be in the order of time.
+                asking_BHTK = asking_BHTK.reshape(len(x_BTD), self.kv_heads, -1, self.width)
+                bias = bias if bias is None or bias.shape[2] == 1 else bias.repeat(1, 1, shared, 1)
             found_BHTK = F.scaled_dot_product_attention(
-                query_BHTK.to(key_BHSK.dtype), key_BHSK, value_BHSK, mask_B11S, dropout_p=dropout, is_causal=causal
-            ).to(query_BHTK.dtype)
+                asking_BHTK,
+                key_BGSK,
+                value_BGSK,
+                bias,
+                dropout_p=dropout,
+                is_causal=causal,
+                enable_gqa=shared > 1 and causal,
+            )
+            found_BHTK = found_BHTK.view(query_BHTK.shape).to(query_BHTK.dtype)
         else:
-            weights_BHTS = attention_weights(query_BHTK, key_BHSK, mask_B11S, causal=causal)
+            key_BHSK, value_BHSK = (kv.repeat_interleave(shared, 1) for kv in keys_values)
+            weights_BHTS = attention_weights(query_BHTK, key_BHSK, bias, causal=causal)
             maps.append(weights_BHTS)
             found_BHTK = weights_BHTS @ value_BHSK
         return cast(Tensor, self.output(found_BHTK.transpose(1, 2).flatten(2)))
 
 
-def attention_weights(query_BHTK: Tensor, key_BHSK: Tensor, mask: Tensor | None = None, *, causal: bool) -> Tensor:
+def attention_weights(query_BHTK: Tensor, key_BHSK: Tensor, bias: Tensor | None = None, *, causal: bool) -> Tensor:
     """softmax(Q K^T / sqrt(K)) as [B, H, T, S]: row t says how much token t looks at each token s (equation 1)."""
     score_BHTS = query_BHTK @ key_BHSK.transpose(2, 3) / math.sqrt(query_BHTK.shape[-1])
     if causal:
-        mask = torch.ones(score_BHTS.shape[-2:], dtype=torch.bool, device=score_BHTS.device).tril()
-    if mask is not None:
-        score_BHTS = score_BHTS.masked_fill(~mask, -math.inf)
+        past_TS = torch.ones(score_BHTS.shape[-2:], dtype=torch.bool, device=score_BHTS.device).tril()
+        score_BHTS = score_BHTS.masked_fill(~past_TS, -math.inf)
+    if bias is not None:
+        score_BHTS = score_BHTS + bias
     return score_BHTS.softmax(dim=-1)
+
+
+def attention_bias(may_look: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where `may_look`, -inf elsewhere. Of a boolean mask attention makes the same, but in each layer again."""
+    return torch.zeros(may_look.shape, dtype=dtype, device=may_look.device).masked_fill_(~may_look, -math.inf)
 
 
 class FeedForward(nn.Module):
@@ -202,13 +188,20 @@ class EncoderLayer(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.attention = Attention(config, rotary=config.position == "rope")
+        self.attention = Attention(config)
         self.feed_forward = FeedForward(config)
         self.residuals = nn.ModuleList(Residual(config) for _ in range(2))
 
-    def forward(self, x_BSD: Tensor, mask_B11S: Tensor | None, maps: list[Tensor] | None = None) -> Tensor:
+    def forward(
+        self,
+        x_BSD: Tensor,
+        bias_B11S: Tensor | None,
+        rotation: Rotation | None = None,
+        maps: list[Tensor] | None = None,
+    ) -> Tensor:
         attend, feed = self.residuals
-        x_BSD = attend(x_BSD, lambda x: self.attention(x, self.attention.keys_values(x), mask_B11S, maps=maps))
+        this = self.attention
+        x_BSD = attend(x_BSD, lambda x: this(x, this.keys_values(x, rotation), bias_B11S, rotation=rotation, maps=maps))
         return cast(Tensor, feed(x_BSD, self.feed_forward))
 
 
@@ -217,19 +210,26 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.attention = Attention(config, rotary=config.position == "rope")
-        self.cross_attention = Attention(config, rotary=False)
+        self.attention = Attention(config)
+        self.cross_attention = Attention(config)
         self.feed_forward = FeedForward(config)
         self.residuals = nn.ModuleList(Residual(config) for _ in range(3))
 
     def forward(
-        self, x_BTD: Tensor, memory_BSD: Tensor, mask_B11S: Tensor | None, maps: list[Tensor] | None = None
+        self,
+        x_BTD: Tensor,
+        memory_BSD: Tensor,
+        bias_B11S: Tensor | None,
+        rotation: Rotation | None = None,
+        maps: list[Tensor] | None = None,
     ) -> Tensor:
         """All positions at once, as in training; CachedDecoder computes one position with the same blocks."""
         attend, cross, feed = self.residuals
         this, that = self.attention, self.cross_attention
-        x_BTD = attend(x_BTD, lambda x: this(x, this.keys_values(x), causal=True, maps=maps))
-        x_BTD = cross(x_BTD, lambda x: that(x, that.keys_values(memory_BSD), mask_B11S, maps=maps))
+        x_BTD = attend(
+            x_BTD, lambda x: this(x, this.keys_values(x, rotation), causal=True, rotation=rotation, maps=maps)
+        )
+        x_BTD = cross(x_BTD, lambda x: that(x, that.keys_values(memory_BSD), bias_B11S, maps=maps))
         return cast(Tensor, feed(x_BTD, self.feed_forward))
 
 
@@ -247,9 +247,7 @@ class Transformer(nn.Module):
         self.config = config
         self.embedding = nn.Embedding(tgt_vocab, config.d_model)
         self.src_embedding = None if src_vocab is None else nn.Embedding(src_vocab, config.d_model)
-        self.position = nn.Embedding(config.max_positions, config.d_model) if config.position == "learned" else None
-        self.sinusoid: Tensor
-        self.register_buffer("sinusoid", sinusoids(512, config.d_model), persistent=False)
+        self.positions = Positions(config)
         self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.layers))
         self.decoder_layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers or config.layers))
         # A pre-norm stack ends in a sum that nothing has normalised; a post-norm stack ends in a norm already.
@@ -261,35 +259,32 @@ class Transformer(nn.Module):
     def embed(self, ids_BT: Tensor, embedding: nn.Embedding, start: int = 0) -> Tensor:
         """Embedding times sqrt(D), plus position, dropped out (section 3.4, 3.5 and 5.4); the first has `start`."""
         x_BTD = embedding(ids_BT) * math.sqrt(self.config.d_model)
-        end = start + ids_BT.shape[1]
-        if self.config.position == "sinusoidal":
-            if end > len(self.sinusoid):
-                self.sinusoid = sinusoids(2 * end, self.config.d_model).to(x_BTD.device)
-            x_BTD = x_BTD + self.sinusoid[start:end].to(x_BTD.dtype)
-        elif self.position is not None:
-            if end > self.config.max_positions:
-                raise ValueError(f"{end} tokens, but model.max_positions is {self.config.max_positions}")
-            x_BTD = x_BTD + self.position.weight[start:end]
+        added_TD = self.positions.added(start, start + ids_BT.shape[1])
+        if added_TD is not None:
+            x_BTD = x_BTD + added_TD.to(x_BTD.dtype)
         return cast(Tensor, self.dropout(x_BTD))
 
     def encode(self, src_BS: Tensor, maps: list[Tensor] | None = None) -> tuple[Tensor, Tensor | None]:
-        """The encoder's output [B, S, D] and the mask of its real tokens [B, 1, 1, S], None if nothing is padded."""
-        mask_B11S: Tensor | None = (src_BS != PAD)[:, None, None, :]
-        # A mask that hides nothing costs time on a CPU; to ask a GPU would make the host wait for it.
-        if mask_B11S is not None and mask_B11S.device.type == "cpu" and bool(mask_B11S.all()):
-            mask_B11S = None
+        """The encoder's output [B, S, D] and the bias [B, 1, 1, S] that hides padding, None if nothing is padded."""
         x_BSD = self.embed(src_BS, self.src_embedding or self.embedding)
+        real_B11S = (src_BS != PAD)[:, None, None, :]
+        bias_B11S = None
+        # A bias that hides nothing costs time on a CPU; to ask a GPU would make the host wait for it.
+        if real_B11S.device.type != "cpu" or not bool(real_B11S.all()):
+            bias_B11S = attention_bias(real_B11S, product_dtype(x_BSD))
+        rotation = self.positions.rotation(0, src_BS.shape[1])
         for layer in self.encoder:
-            x_BSD = layer(x_BSD, mask_B11S, maps)
-        return self.encoder_norm(x_BSD), mask_B11S
+            x_BSD = layer(x_BSD, bias_B11S, rotation, maps)
+        return self.encoder_norm(x_BSD), bias_B11S
 
     def decode(
-        self, tgt_BT: Tensor, memory_BSD: Tensor, mask_B11S: Tensor | None, maps: list[Tensor] | None = None
+        self, tgt_BT: Tensor, memory_BSD: Tensor, bias_B11S: Tensor | None, maps: list[Tensor] | None = None
     ) -> Tensor:
         """Hidden states [B, T, D] of the target shifted right (bos first), each seeing no later token."""
         x_BTD = self.embed(tgt_BT, self.embedding)
+        rotation = self.positions.rotation(0, tgt_BT.shape[1])
         for layer in self.decoder_layers:
-            x_BTD = layer(x_BTD, memory_BSD, mask_B11S, maps)
+            x_BTD = layer(x_BTD, memory_BSD, bias_B11S, rotation, maps)
         return cast(Tensor, self.decoder_norm(x_BTD))
 
     def forward(self, src_BS: Tensor, tgt_BT: Tensor) -> Tensor:
@@ -335,6 +330,12 @@ def initialise(module: nn.Module) -> None:
             nn.init.uniform_(matrix, -1 / math.sqrt(matrix.shape[1]), 1 / math.sqrt(matrix.shape[1]))
 
 
+def product_dtype(x: Tensor) -> torch.dtype:
+    """The type that matrix products with x are computed in: that of autocast where it is on, else its own."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+
+
 SENTENCES = 8
 """In half precision a CPU decodes multiples of so many sentences: oneDNN makes new code for each number of rows."""
 
@@ -358,14 +359,14 @@ class CachedDecoder:
     """
 
     def __init__(
-        self, model: Transformer, memory_BSD: Tensor, mask_B11S: Tensor | None, beam: int, multiple: int = 1
+        self, model: Transformer, memory_BSD: Tensor, bias_B11S: Tensor | None, beam: int, multiple: int = 1
     ) -> None:
         self.model, self.beam, self.length, self.multiple = model, beam, 0, multiple
         self.asked = len(memory_BSD)  # Or fewer, before the first `select`; it only looks for what has moved then.
-        self.mask_B11S = mask_B11S
         self.layers = [cast(DecoderLayer, layer) for layer in model.decoder_layers]
         # Attention of so few rows takes a CPU twice as long in half precision as in float32.
         kept = torch.float32 if half_on_cpu(memory_BSD) else memory_BSD.dtype
+        self.bias_B11S = None if bias_B11S is None else bias_B11S.to(kept)
         cross = (layer.cross_attention.keys_values(memory_BSD) for layer in self.layers)
         self.cross = [(key_BGSK.to(kept), value_BGSK.to(kept)) for key_BGSK, value_BGSK in cross]
         key_BGSK = self.cross[0][0]
@@ -375,12 +376,12 @@ class CachedDecoder:
         self.itself_R1W = torch.eye(beam, dtype=torch.bool, device=key_BGSK.device).repeat(B, 1)[:, None]
         self.history_RTW = self.itself_R1W[:, :0]
 
-    def _look_back(self, number: int, x_BWD: Tensor, mask_B1WS: Tensor | None) -> Tensor:
+    def _look_back(self, number: int, x_BWD: Tensor, bias_B1WS: Tensor | None, rotation: Rotation | None) -> Tensor:
         attention, past_B2TWGK = self.layers[number].attention, self.past_B2TWGK[number]
-        for which, now_BGWK in enumerate(attention.keys_values(x_BWD, self.length)):
+        for which, now_BGWK in enumerate(attention.keys_values(x_BWD, rotation)):
             past_B2TWGK[:, which, self.length] = now_BGWK.transpose(1, 2)
         key_BGSK, value_BGSK = past_B2TWGK[:, :, : self.length + 1].flatten(2, 3).transpose(2, 3).unbind(1)
-        return cast(Tensor, attention(x_BWD, (key_BGSK, value_BGSK), mask_B1WS, at=self.length))
+        return cast(Tensor, attention(x_BWD, (key_BGSK, value_BGSK), bias_B1WS, rotation=rotation))
 
     @torch.no_grad()
     def step(self, last_R: Tensor) -> Tensor:
@@ -393,14 +394,17 @@ class CachedDecoder:
         if self.length == self.past_B2TWGK[0].shape[2]:
             self.past_B2TWGK = [torch.cat([past, torch.empty_like(past)], dim=2) for past in self.past_B2TWGK]
         self.history_RTW = torch.cat([self.history_RTW, self.itself_R1W[: len(last_R)]], dim=1)
-        mask_B1WS = self.history_RTW.view(B, 1, self.beam, -1)[:, :, :W] if self.beam > 1 else None
+        bias_B1WS = None
+        if self.beam > 1:
+            bias_B1WS = attention_bias(self.history_RTW.view(B, 1, self.beam, -1)[:, :, :W], self.cross[0][0].dtype)
+        rotation = self.model.positions.rotation(self.length, self.length + 1)
         x_BWD = self.model.embed(last_BW.reshape(-1, 1), self.model.embedding, start=self.length).view(B, W, -1)
         for number, layer in enumerate(self.layers):
             attend, cross, feed = layer.residuals
-            x_BWD = attend(x_BWD, lambda x, number=number: self._look_back(number, x, mask_B1WS))
+            x_BWD = attend(x_BWD, lambda x, number=number: self._look_back(number, x, bias_B1WS, rotation))
             x_BWD = cross(
                 x_BWD,
-                lambda x, number=number: self.layers[number].cross_attention(x, self.cross[number], self.mask_B11S),
+                lambda x, number=number: self.layers[number].cross_attention(x, self.cross[number], self.bias_B11S),
             )
             x_BWD = feed(x_BWD, layer.feed_forward)
         self.length += 1
@@ -418,9 +422,9 @@ class CachedDecoder:
         if self.asked < before:
             # Only sentences that take the place of another are copied: the search lets the rest stay where they are.
             to_N = (from_B != torch.arange(len(from_B), device=from_B.device)).nonzero().squeeze(1)
-            masks = [] if self.mask_B11S is None else [self.mask_B11S]
-            for kept_B in (*self.past_B2TWGK, *itertools.chain(*self.cross), *masks):
+            biases = [] if self.bias_B11S is None else [self.bias_B11S]
+            for kept_B in (*self.past_B2TWGK, *itertools.chain(*self.cross), *biases):
                 kept_B[to_N] = kept_B[from_B[to_N]]
             self.past_B2TWGK = [past[: len(from_B)] for past in self.past_B2TWGK]
             self.cross = [(key[: len(from_B)], value[: len(from_B)]) for key, value in self.cross]
-            self.mask_B11S = None if self.mask_B11S is None else self.mask_B11S[: len(from_B)]
+            self.bias_B11S = None if self.bias_B11S is None else self.bias_B11S[: len(from_B)]
