@@ -24,14 +24,14 @@ import torch
 from torch import Tensor, nn
 
 from nmt.config import load
-from nmt.dataset import FORMAT, ParallelDataset, open_dataset
-from nmt.distributed import World
-from nmt.prefetch import Prefetch
-from nmt.provenance import TrainPaths
-from nmt.step import Trainer, Update, largest, train_step
-from nmt.training import AHEAD, Place, header, prepared, updates
-from nmt.validation import Progress
-from nmt.watch import Skips
+from nmt.data.dataset import FORMAT, ParallelDataset, open_dataset
+from nmt.data.prefetch import Prefetch
+from nmt.distributed.world import World
+from nmt.runs.run_dir import TrainPaths
+from nmt.training.loop import AHEAD, Place, header, prepared, updates
+from nmt.training.step import Trainer, Update, largest, train_step
+from nmt.training.validation import Progress
+from nmt.training.watchdog import Skips
 
 VOCAB = 32_000
 MEAN = 25

@@ -15,9 +15,9 @@ from pathlib import Path
 from torch import distributed, multiprocessing
 
 from gpu_report import Report, Setting, recipe, synthetic, updates_of
-from nmt import checkpoint
-from nmt.distributed import World, choose_device
-from nmt.step import Trainer, prepare, rehearse, train_step
+from nmt.distributed.world import World, choose_device
+from nmt.runs import checkpoint
+from nmt.training.step import Trainer, prepare, rehearse, train_step
 
 STEPS = 6
 

@@ -13,22 +13,23 @@ import numpy as np
 import torch
 
 from gpu_report import PAPER_VOCAB, Report, Setting, recipe, synthetic, updates_of
-from nmt import loss, training
-from nmt.auto import Gpu, translate_tokens
 from nmt.config import Config
 from nmt.corpus import Normaliser
-from nmt.dataset import ParallelDataset
-from nmt.distributed import gpu_of
-from nmt.loss import label_smoothed_loss
-from nmt.model import Transformer
-from nmt.provenance import TrainPaths
-from nmt.sizes import training_flops
-from nmt.step import Nowhere, Trainer, prepare, train_step
-from nmt.symbols import EOS
-from nmt.tracking import Tracker
-from nmt.translation import Options, Translator
-from nmt.validation import DevSet, Progress
-from nmt.watch import Stop
+from nmt.data.dataset import ParallelDataset
+from nmt.decoding.translator import Options, Translator
+from nmt.distributed.gpu_defaults import Gpu, translate_tokens
+from nmt.distributed.world import gpu_of
+from nmt.model import loss
+from nmt.model.flops import training_flops
+from nmt.model.loss import label_smoothed_loss
+from nmt.model.transformer import Transformer
+from nmt.runs.run_dir import TrainPaths
+from nmt.special_tokens import EOS
+from nmt.training import loop as training
+from nmt.training.metrics_logger import Tracker
+from nmt.training.step import Nowhere, Trainer, prepare, train_step
+from nmt.training.validation import DevSet, Progress
+from nmt.training.watchdog import Stop
 
 NEVER = "1000000000"
 

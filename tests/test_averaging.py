@@ -12,14 +12,17 @@ import torch
 from torch.nn import functional as F
 
 from forked import nmt
-from nmt import averaging, checkpoint, config, pipeline, stages
-from nmt.averaging import average_checkpoints, restore_final
-from nmt.batching import collate
-from nmt.dataset import open_dataset
+from nmt import config
+from nmt.data.batching import collate
+from nmt.data.dataset import open_dataset
 from nmt.errors import CheckpointError, ConfigError, DataError
-from nmt.provenance import lock
-from nmt.symbols import PAD
-from nmt.training import train_model
+from nmt.pipeline import engine, stages
+from nmt.runs import checkpoint
+from nmt.runs.run_dir import lock
+from nmt.special_tokens import PAD
+from nmt.training import averaging
+from nmt.training.averaging import average_checkpoints, restore_final
+from nmt.training.loop import train_model
 from tiny import ALONE, at, equal, final, settings
 
 RUN = "runs/tiny.en-zh"
@@ -191,7 +194,7 @@ def test_a_training_that_starts_over_leaves_no_model_of_the_one_before(run, path
 
 def words(folder: Path) -> dict[str, str]:
     with contextlib.chdir(folder):
-        return {state.stage.name: state.word for state in pipeline.status(stages.street(config.load("tiny.yaml")))}
+        return {state.stage.name: state.word for state in engine.status(stages.build_stages(config.load("tiny.yaml")))}
 
 
 @pytest.fixture

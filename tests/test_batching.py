@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmt import batching
-from nmt.batching import (
+from nmt.data import batching
+from nmt.data.batching import (
     BESIDES,
     FEWEST,
     OVERHEAD,
@@ -28,8 +28,8 @@ from nmt.batching import (
     share,
     slots,
 )
-from nmt.symbols import BOS, EOS, PAD
-from nmt.text import read_lines
+from nmt.io import read_lines
+from nmt.special_tokens import BOS, EOS, PAD
 
 pairs = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60)), min_size=1, max_size=200)
 

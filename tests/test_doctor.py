@@ -20,15 +20,17 @@ import torch
 from typer.testing import CliRunner
 
 from nmt import config as settings
-from nmt import doctor, machine, pipeline, rehearsal, stages
 from nmt.cli import app
-from nmt.doctor import NASTY, Proof, judge_losses, judge_text, judge_translations
+from nmt.data.tokenizer import SPACE, Tokenizer
+from nmt.decoding.translator import Translation
+from nmt.diagnostics import doctor, trial_runs
+from nmt.diagnostics.doctor import NASTY, Proof, judge_losses, judge_text, judge_translations
+from nmt.diagnostics.trial_runs import Bench
+from nmt.distributed import host
+from nmt.distributed.launcher import family
 from nmt.errors import DataError, NmtError
-from nmt.launch import family
-from nmt.model import Transformer
-from nmt.rehearsal import Bench
-from nmt.tokenizer import SPACE, Tokenizer
-from nmt.translation import Translation
+from nmt.model.transformer import Transformer
+from nmt.pipeline import engine, stages
 
 ROOT = Path(__file__).parent.parent
 CPU = torch.device("cpu")
@@ -76,7 +78,8 @@ if "--processes" in sys.argv:
     if processes != "1":  # This very program in two processes, whatever nmt's own launcher would do.
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", processes]
         os.execv(sys.executable, [sys.executable, *launcher, *words])
-from nmt import checkpoint, step
+from nmt.runs import checkpoint
+from nmt.training import step
 {fault}
 from nmt.cli import main
 main()
@@ -92,14 +95,14 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def walked(clone: Path) -> list[pipeline.Stage]:
+def walked(clone: Path) -> list[engine.Stage]:
     """The street of the demo in that folder, with its data made."""
     with contextlib.chdir(clone):
-        return pipeline.run(partial(stages.street, settings.load("demo")), "encode")
+        return engine.run(partial(stages.build_stages, settings.load("demo")), "encode")
 
 
 @pytest.fixture
-def bench(clone: Path, walked: list[pipeline.Stage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+def bench(clone: Path, walked: list[engine.Stage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     """A bench for tiny trainings of the demo."""
     monkeypatch.chdir(clone)
     return Bench(tmp_path, ["-c", "demo", "--device", "cpu"])
@@ -239,7 +242,7 @@ def test_two_processes_must_have_the_losses_of_one(bench: Bench, fault: str, out
 
 @pytest.mark.slow
 def test_a_translation_must_not_depend_on_its_neighbours(
-    bench: Bench, walked: list[pipeline.Stage], monkeypatch: pytest.MonkeyPatch
+    bench: Bench, walked: list[engine.Stage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = [*doctor._some_lines(walked[0].writes / "dev.en", 70), ""]
     translate = partial(doctor.at_batch, bench.train("whole"), "cpu")
@@ -262,7 +265,7 @@ def test_a_training_has_as_many_processes_as_the_proof_is_about(tmp_path: Path) 
 
 
 def test_without_gloo_the_processes_are_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "backends", lambda: {"gloo": False, "nccl": False})
+    monkeypatch.setattr(host, "backends", lambda: {"gloo": False, "nccl": False})
     found = doctor.prove_ranks(Bench(tmp_path, [], ["/nowhere"]), CPU)
     assert (found.outcome, "no gloo" in found.figure) == ("not run", True)
 
@@ -294,7 +297,7 @@ def test_a_training_that_fails_is_told_with_its_last_words(tmp_path: Path, scrip
 
 
 def test_a_training_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rehearsal, "LIMIT", 0.3)
+    monkeypatch.setattr(trial_runs, "LIMIT", 0.3)
     bench = Bench(tmp_path, [], ["sh", "-c", "sleep 60; sleep 60"])
     for attempt in (lambda: bench.train("a"), lambda: bench.kill("b", 1, 0)):
         with pytest.raises(NmtError, match=r"ended by signal 9, after 0\.3 s"):
@@ -349,7 +352,7 @@ def test_no_process_of_a_training_outlives_its_block(bench: Bench) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_doctor_leaves_neither_processes_nor_files(
-    clone: Path, walked: list[pipeline.Stage], tmp_path: Path, number: int, code: int
+    clone: Path, walked: list[engine.Stage], tmp_path: Path, number: int, code: int
 ) -> None:
     command = [sys.executable, "-m", "nmt", "doctor"]
     with subprocess.Popen(
@@ -391,7 +394,7 @@ def test_a_failed_proof_is_exit_code_one(
 ) -> None:
     found = {name: Proof(outcome, "a figure", 1.5) for name, outcome in zip(PROOFS, outcomes, strict=False)}
     monkeypatch.setattr(doctor, "examine", lambda *_: found)
-    monkeypatch.setattr(pipeline, "run", lambda *_: [])
+    monkeypatch.setattr(engine, "run", lambda *_: [])
     done = CliRunner().invoke(app, ["doctor", "-c", "demo", "--device", "cpu", *(["--json"] if as_json else [])])
     assert done.exit_code == code
     if as_json:
@@ -428,7 +431,7 @@ def test_the_cores_are_those_that_this_process_may_use() -> None:
     allowed = os.sched_getaffinity(0)
     try:
         os.sched_setaffinity(0, {min(allowed)})
-        assert machine.describe(CPU)["cores"] == 1
+        assert host.describe(CPU)["cores"] == 1
     finally:
         os.sched_setaffinity(0, allowed)
 
@@ -444,8 +447,8 @@ def test_the_cores_are_those_that_this_process_may_use() -> None:
 )
 def test_whether_a_cpu_is_fast_in_bfloat16_is_read_from_its_flags(tmp_path: Path, flags: str, found: str) -> None:
     (tmp_path / "cpuinfo").write_text(f"processor : 0\n{flags}\n")
-    assert machine.fast_bfloat16(tmp_path / "cpuinfo") == found
-    assert machine.fast_bfloat16(tmp_path / "absent") is None
+    assert host.fast_bfloat16(tmp_path / "cpuinfo") == found
+    assert host.fast_bfloat16(tmp_path / "absent") is None
 
 
 @pytest.mark.parametrize(
@@ -467,10 +470,10 @@ def test_half_precision_is_warned_of_where_a_cpu_is_known_to_lack_it(
 ):
     if flags is not None:
         (tmp_path / "cpuinfo").write_text(f"processor : 0\n{flags}\n")
-    monkeypatch.setattr(machine, "CPU_INFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(host, "CPU_INFO", tmp_path / "cpuinfo")
     for precision in ("float32", "bfloat16", "float16"):
         caplog.clear()
-        machine.warn_of_slow("optim.precision", precision, torch.device(device))
+        host.warn_of_slow("optim.precision", precision, torch.device(device))
         expected = device == "cpu" and precision in slow
         assert [record.levelname for record in caplog.records] == ["WARNING"] * expected
         assert ("about 20 times slower" in caplog.text and "optim.precision=float32" in caplog.text) == expected

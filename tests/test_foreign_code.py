@@ -238,7 +238,7 @@ def test_a_pickle_under_one_of_our_names_is_never_run(walked_street, tmp_path, p
 @pytest.mark.parametrize("form", ["text", "bytes", "torch", "numpy"])
 @pytest.mark.parametrize("name", ["train.en.ids", "dev.zh.offsets", "train.rows", "meta.json"])
 def test_encoded_data_that_is_a_pickle_is_refused_where_no_stage_looks_first(walked_street, tmp_path, name, form):
-    from nmt.dataset import open_dataset
+    from nmt.data.dataset import open_dataset
     from nmt.errors import DataError
 
     (encoded,) = walked_street.glob("data/mini/encode-*")

@@ -10,7 +10,8 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nmt.config import ModelConfig
-from nmt.model import (
+from nmt.model.positions import ROWS, Rotation, angles, apply_rope, sinusoids
+from nmt.model.transformer import (
     Attention,
     Dropout,
     FeedForward,
@@ -19,8 +20,7 @@ from nmt.model import (
     attention_weights,
     keep_mask,
 )
-from nmt.positions import ROWS, Rotation, angles, apply_rope, sinusoids
-from nmt.symbols import BOS, EOS, PAD
+from nmt.special_tokens import BOS, EOS, PAD
 
 SMALL = {"layers": 2, "d_model": 32, "d_ff": 48, "heads": 4}
 VARIANTS = [
@@ -310,7 +310,7 @@ def test_learned_positions_end_where_the_setting_says():
 @pytest.mark.parametrize("kind", ["sinusoidal", "rope"])
 def test_a_text_longer_than_the_table_of_positions_makes_a_larger_one(kind, monkeypatch):
     grows, src = make(position=kind), sources(ROWS + 300)
-    monkeypatch.setattr("nmt.positions.ROWS", ROWS + 300)
+    monkeypatch.setattr("nmt.model.positions.ROWS", ROWS + 300)
     assert torch.equal(grows.encode(src)[0], make(position=kind).encode(src)[0])
 
 

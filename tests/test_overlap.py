@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmt import overlap
 from nmt.corpus import Normaliser, held_out_keys
 from nmt.errors import ConfigError, DataError
-from nmt.text import read_lines, write_lines
-from nmt.training import train_model
+from nmt.io import read_lines, write_lines
+from nmt.runs import overlap
+from nmt.training.loop import train_model
 from test_street import fresh_clone, nmt
 from tiny import ALONE, at, settings
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from nmt import pipeline
 from nmt.errors import ConfigError, DataError
-from nmt.pipeline import Stage, make_stage, remembered_hashes, run, status
+from nmt.pipeline import engine
+from nmt.pipeline.engine import Stage, make_stage, remembered_hashes, run, status
 
 
 class Street:
@@ -158,11 +158,11 @@ def test_a_status_says_which_other_version_of_a_package_has_made_what_is_there(
 ) -> None:
     run(street)
     assert str(status(street())[0]) == f"upper: fresh ({street()[0].writes})"
-    now = pipeline._versions()
-    monkeypatch.setattr(pipeline, "_versions", lambda: now | {"sacrebleu": "99.1", "torch": "0.1"})
+    now = engine._versions()
+    monkeypatch.setattr(engine, "_versions", lambda: now | {"sacrebleu": "99.1", "torch": "0.1"})
     told = f"made with sacrebleu {now['sacrebleu']}, here is sacrebleu 99.1"
     assert next(map(str, status(street()))) == f"upper: fresh ({street()[0].writes}); {told}"
-    monkeypatch.setattr(pipeline, "_versions", lambda: {})
+    monkeypatch.setattr(engine, "_versions", lambda: {})
     assert status(street())[1].reason.endswith("here is sacrebleu not installed")
     assert street.words() == ["fresh"] * 3
 
@@ -350,6 +350,6 @@ def test_what_a_killed_process_left_is_swept_after_a_day(street: Street) -> None
 
 
 def test_asking_how_things_stand_loads_no_torch() -> None:
-    code = "import sys, nmt.stages, nmt.pipeline; sys.exit('torch' in sys.modules)"
+    code = "import sys, nmt.pipeline.stages, nmt.pipeline.engine; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-    assert pipeline.STAMP == "stamp.json"
+    assert engine.STAMP == "stamp.json"

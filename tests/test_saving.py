@@ -14,13 +14,15 @@ import pytest
 import torch
 
 from forked import forked
-from nmt import checkpoint, saving, training, watch
-from nmt.dataset import open_dataset
+from nmt.data.dataset import open_dataset
 from nmt.errors import CheckpointError, Preempted
-from nmt.saving import Saver
-from nmt.step import Trainer, prepare, train_step
-from nmt.training import train_model
-from nmt.validation import Progress
+from nmt.runs import checkpoint
+from nmt.training import loop, watchdog
+from nmt.training import saver as saving
+from nmt.training.loop import train_model
+from nmt.training.saver import Saver
+from nmt.training.step import Trainer, prepare, train_step
+from nmt.training.validation import Progress
 from test_checkpoint_kills import Moments
 from tiny import ALONE, STEPS, at, equal, final, settings, state, weights
 
@@ -215,7 +217,7 @@ def test_a_training_killed_at_any_moment_inside_the_thread_ends_with_the_weights
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_while_the_thread_writes_ends_the_training_after_both_saves(paths, tmp_path, monkeypatch, number):
-    run, take_step = at(paths, tmp_path / "run"), training.train_step
+    run, take_step = at(paths, tmp_path / "run"), loop.train_step
     with monkeypatch.context() as patch:
         held = Held(patch)
 
@@ -226,7 +228,7 @@ def test_a_signal_while_the_thread_writes_ends_the_training_after_both_saves(pat
                 threading.Timer(0.3, held.may.set).start()
             return take_step(trainer, update, step)
 
-        patch.setattr(training, "train_step", signalled)
+        patch.setattr(loop, "train_step", signalled)
         with pytest.raises(Preempted, match="after step 7, which is saved"):
             train_model(settings(), run, ALONE)
         assert held.saved == ["step-00000005", "step-00000007"]
@@ -271,10 +273,10 @@ def test_a_training_saved_by_minutes_resumes_there_and_ends_as_one_that_was_not(
             raise KeyboardInterrupt
         return take_step(trainer, update, number)
 
-    take_step = training.train_step
+    take_step = loop.train_step
     with monkeypatch.context() as patch:
         patch.setattr(Saver, "wishes", wishes)
-        patch.setattr(training, "train_step", step)
+        patch.setattr(loop, "train_step", step)
         with pytest.raises(KeyboardInterrupt):
             train_model(settings(), run, ALONE)
         train_model(settings(), run, ALONE)
@@ -297,12 +299,12 @@ def test_processes_agree_on_a_wish_and_on_a_signal_a_step_later():
             found = max(value, next(self.theirs))
             return SimpleNamespace(wait=lambda: found)
 
-    stop = watch.Stop(Other(0, 0, 1, 0, 2 * signal.SIGTERM, 0))
+    stop = watchdog.Stop(Other(0, 0, 1, 0, 2 * signal.SIGTERM, 0))
     answers = [stop.agreed(wish=wish) for wish in (True, False, False, False, True, False)]
     assert answers == [(0, False), (0, True), (0, False), (0, True), (0, False), (signal.SIGTERM, False)]
-    last = watch.Stop(Other(0, 1))
+    last = watchdog.Stop(Other(0, 1))
     assert [last.agreed(), last.agreed(last=True)] == [(0, False), (0, True)]
-    alone = watch.Stop(ALONE)
+    alone = watchdog.Stop(ALONE)
     assert [alone.agreed(wish=wish) for wish in (True, False)] == [(0, True), (0, False)]
     alone.noted = signal.SIGINT
     assert alone.agreed(wish=True) == (signal.SIGINT, True)

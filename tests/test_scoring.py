@@ -15,10 +15,10 @@ from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 from sacrebleu.significance import PairedTest
 
-from nmt import scoring
 from nmt.config import EvalConfig
 from nmt.errors import ConfigError, DataError
-from nmt.text import read_lines
+from nmt.evaluation import metrics as scoring
+from nmt.io import read_lines
 
 PLAIN = EvalConfig(bootstrap=0)
 SIGNATURE = f"nrefs:1|case:mixed|eff:no|tok:zh|smooth:exp|version:{sacrebleu.__version__}"
@@ -315,7 +315,7 @@ def test_tokenised_text_is_named_in_our_own_words(caplog):
     scoring.score(["It is late ."] + ["It is late."] * 9, rows(refs), "en", PLAIN)
     assert caplog.records == [], "a tenth may be an accident"
     scoring.score(["It is late ."] * 200, rows(["It is late ."] * 200), "en", PLAIN)
-    assert [record.name for record in caplog.records] == ["nmt.scoring"] * 2
+    assert [record.name for record in caplog.records] == ["nmt.evaluation.metrics"] * 2
     assert "of the 200 references" in caplog.text
 
 

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nmt.decoding.search import BLOCK, _closed_up, _largest, beam_search, draw, greedy_search, penalty, sample
 from nmt.errors import NmtError
-from nmt.search import BLOCK, _closed_up, _largest, beam_search, draw, greedy_search, penalty, sample
-from nmt.symbols import BOS, EOS, UNK
+from nmt.special_tokens import BOS, EOS, UNK
 
 V = 7
 """pad, unk, bos, eos and three words: 4, 5, 6."""

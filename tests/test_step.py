@@ -12,14 +12,15 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from nmt import batching, step
-from nmt.batching import collate
-from nmt.dataset import Column, ParallelDataset, open_dataset
-from nmt.distributed import World
-from nmt.optimizer import learning_rate
-from nmt.sizes import training_flops
-from nmt.step import OutOfMemory, Trainer, dev_loss, largest, memory_told, mix, prepare, rehearse, train_step
-from nmt.symbols import PAD
+from nmt.data import batching
+from nmt.data.batching import collate
+from nmt.data.dataset import Column, ParallelDataset, open_dataset
+from nmt.distributed.world import World
+from nmt.model.flops import training_flops
+from nmt.special_tokens import PAD
+from nmt.training import step
+from nmt.training.optimizer import learning_rate
+from nmt.training.step import OutOfMemory, Trainer, dev_loss, largest, memory_told, mix, prepare, rehearse, train_step
 from tiny import ALONE, as_on_a_gpu, settings
 
 
@@ -136,7 +137,7 @@ class Alone:
 
 
 def test_of_two_processes_one_computes_its_share_and_counts_a_borrowed_micro_batch_for_nothing(data, monkeypatch):
-    """DDP takes the mean of the gradients, so each process gives twice its part of the sum; see nmt.batching.share."""
+    """DDP takes the mean of the gradients, so each process gives twice its part of the sum; see batching.share."""
     monkeypatch.setattr(step, "parallelize", lambda model, world: model)
     monkeypatch.setattr(Trainer, "alone", lambda self: step.contextlib.nullcontext())
     changes = ("model.dropout=0", "optim.clip_norm=0", "train.device_tokens=5000")

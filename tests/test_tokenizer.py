@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 
 from bars import watched_bars
 from forked import forked
-from nmt import tokenizer as bpe
 from nmt.config import BpeConfig
+from nmt.data import tokenizer as bpe
+from nmt.data.tokenizer import Tokenizer, _attempt, certificate_lines, load_tokenizers, train_bpe
 from nmt.errors import ConfigError, DataError
-from nmt.symbols import BOS, EOS, PAD, UNK
-from nmt.text import read_lines, write_lines
-from nmt.tokenizer import Tokenizer, _attempt, certificate_lines, load_tokenizers, train_bpe
+from nmt.io import read_lines, write_lines
+from nmt.special_tokens import BOS, EOS, PAD, UNK
 
 LANGUAGES = ("en", "zh")
 SMALL = BpeConfig(vocab_size=420, coverage=0.995)
@@ -311,7 +311,7 @@ def test_samples_are_the_same_in_every_process_and_others_for_another_seed(clean
         return hashlib.sha256(json.dumps(tokenizer.encode_sampled(lines, 0.1, seed)).encode()).hexdigest()
 
     program = (
-        "import hashlib, json; from nmt.text import read_lines; from nmt.tokenizer import Tokenizer\n"
+        "import hashlib, json; from nmt.io import read_lines; from nmt.data.tokenizer import Tokenizer\n"
         f"tokenizer = Tokenizer.load({str(joint / 'joint.model')!r}); tokenizer.encode_sampled(['warm up'], 0.5, 9)\n"
         f"ids = tokenizer.encode_sampled(read_lines({str(clean / 'train.en')!r}), 0.1, 7)\n"
         "print(hashlib.sha256(json.dumps(ids).encode()).hexdigest())"

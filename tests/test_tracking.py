@@ -15,7 +15,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 
-from nmt.tracking import Tracker, duration
+from nmt.training.metrics_logger import Tracker, duration
 
 SOURCE = Path(__file__).parent.parent / "src/nmt"
 

@@ -18,17 +18,19 @@ import numpy as np
 import pytest
 import torch
 
-from nmt import batching, checkpoint, training
-from nmt.batching import plan_epoch
-from nmt.dataset import Column, ParallelDataset, open_dataset
-from nmt.distributed import World
+from nmt.data import batching
+from nmt.data.batching import plan_epoch
+from nmt.data.dataset import Column, ParallelDataset, open_dataset
+from nmt.data.tokenizer import load_tokenizers
+from nmt.distributed.world import World
 from nmt.errors import CheckpointError, DataError, LostContact, NmtError, Preempted
-from nmt.saving import Saver, tell
-from nmt.step import StepStats, Trainer, largest, prepare, train_step
-from nmt.text import read_lines
-from nmt.tokenizer import load_tokenizers
-from nmt.training import Meter, give_up, is_finished, is_over, peak_memory, resume, train_model, updates
-from nmt.validation import Progress
+from nmt.io import read_lines
+from nmt.runs import checkpoint
+from nmt.training import loop as training
+from nmt.training.loop import Meter, give_up, is_finished, is_over, peak_memory, resume, train_model, updates
+from nmt.training.saver import Saver, tell
+from nmt.training.step import StepStats, Trainer, largest, prepare, train_step
+from nmt.training.validation import Progress
 from tiny import ALONE, at, equal, metrics, settings, state
 
 # ── measurements ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -487,7 +489,7 @@ def test_an_end_before_there_is_a_status_keeps_its_own_reason(tmp_path):
 def test_lost_contact_is_told_as_a_consequence(tmp_path, word, monkeypatch):
     (tmp_path / "status.json").write_text('{"state": "running"}')
     monkeypatch.setattr(training, "is_lost_contact", lambda error: isinstance(error, RuntimeError))
-    monkeypatch.setattr("nmt.launch.time.time", lambda: 1000.0)
+    monkeypatch.setattr("nmt.distributed.launcher.time.time", lambda: 1000.0)
     ended = give_up(tmp_path, a_world(0, 2), 7, RuntimeError("Connection closed by peer\nmore"))
     assert isinstance(ended, LostContact)
     assert str(ended) == "lost contact with the other processes: Connection closed by peer"

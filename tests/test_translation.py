@@ -19,19 +19,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nmt
-from nmt import checkpoint
-from nmt.batching import batches
 from nmt.config import Config, DataConfig, EncodeConfig, ModelConfig, TranslateConfig, to_dict
 from nmt.corpus import Normaliser
+from nmt.data.batching import batches
+from nmt.data.tokenizer import Tokenizer
+from nmt.decoding.files import score_files, translate_file
+from nmt.decoding.search import beam_search, greedy_search
+from nmt.decoding.translator import Counts, Options, PairScore, Translation, Translator
 from nmt.errors import CheckpointError, ConfigError, DataError
-from nmt.model import CachedDecoder, Transformer, filled
-from nmt.outputs import suspicious
-from nmt.search import beam_search, greedy_search
-from nmt.symbols import BOS, EOS, PAD
-from nmt.text import read_lines
-from nmt.tokenizer import Tokenizer
-from nmt.translate_files import score_files, translate_file
-from nmt.translation import Counts, Options, PairScore, Translation, Translator
+from nmt.evaluation.outputs import suspicious
+from nmt.io import read_lines
+from nmt.model.transformer import CachedDecoder, Transformer, filled
+from nmt.runs import checkpoint
+from nmt.special_tokens import BOS, EOS, PAD
 
 ENGLISH = [
     "The cat sat on the mat.",

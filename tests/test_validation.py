@@ -11,15 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-from nmt import checkpoint, validation
 from nmt.config import TranslateConfig
-from nmt.dataset import open_dataset
+from nmt.data.dataset import open_dataset
+from nmt.data.tokenizer import load_tokenizers
+from nmt.decoding.translator import Translator
 from nmt.errors import DataError, NmtError
-from nmt.provenance import BY_HAND
-from nmt.step import Trainer, dev_loss, prepare, train_step
-from nmt.tokenizer import load_tokenizers
-from nmt.translation import Translator
-from nmt.validation import DevSet, Progress, choose_final, translate_dev, validate
+from nmt.runs import checkpoint
+from nmt.runs.run_dir import BY_HAND
+from nmt.training import validation
+from nmt.training.step import Trainer, dev_loss, prepare, train_step
+from nmt.training.validation import DevSet, Progress, choose_final, translate_dev, validate
 from tiny import ALONE, settings
 
 

@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from nmt import checkpoint, saving, step, training
-from nmt.dataset import open_dataset
-from nmt.distributed import World
+from nmt.data.dataset import open_dataset
+from nmt.distributed.world import World
 from nmt.errors import NmtError
-from nmt.step import OutOfMemory, Trainer, prepare, rehearse, train_step
-from nmt.training import train_model
-from nmt.watch import Heartbeat, Skips
+from nmt.runs import checkpoint
+from nmt.training import loop, saver, step
+from nmt.training.loop import train_model
+from nmt.training.step import OutOfMemory, Trainer, prepare, rehearse, train_step
+from nmt.training.watchdog import Heartbeat, Skips
 from tiny import ALONE, as_on_a_gpu, at, equal, final, metrics, settings, state, weights, worker
 
 
@@ -45,7 +46,7 @@ def poison(monkeypatch, value: float, steps) -> None:
         return (loss * value, nll) if now[0] in steps else (loss, nll)
 
     monkeypatch.setattr(step, "label_smoothed_loss", poisoned)
-    monkeypatch.setattr(training, "train_step", counting)
+    monkeypatch.setattr(loop, "train_step", counting)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -226,8 +227,8 @@ def test_auto_finds_the_largest_limit_that_fits_and_goes_on_with_it(paths, tmp_p
     as_on_a_gpu(monkeypatch)
     with monkeypatch.context() as patch:
         small_memory(patch, 90)
-        patch.setattr(training, "validate", lambda trainer, dev, progress, tracker: progress)
-        patch.setattr(training, "choose_final", lambda *_: None)
+        patch.setattr(loop, "validate", lambda trainer, dev, progress, tracker: progress)
+        patch.setattr(loop, "choose_final", lambda *_: None)
         run = at(paths, tmp_path / "run")
         with caplog.at_level(logging.INFO):
             train_model(settings("train.device_tokens=auto", "optim.max_steps=6"), run, ALONE)
@@ -328,13 +329,13 @@ def test_a_save_that_is_slow_for_torchrun_is_told(monkeypatch, caplog, under_tor
     monkeypatch.delenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", raising=False)
     if under_torchrun:
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", "7")
-    saving.warn_of_grace(seconds)
+    saver.warn_of_grace(seconds)
     assert ("set TORCH_ELASTIC_SHUTDOWN_TIMEOUT to 64" in caplog.text) == told
 
 
 LOOKING = """
 import os, threading, time
-from nmt import training
+from nmt.training import loop
 take_step = training.train_step
 def looking(trainer, update, step):
     if step in (2000, 20000):

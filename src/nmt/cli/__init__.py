@@ -16,9 +16,9 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from nmt.cli import street, text, tools
+from nmt.cli import pipeline, tools, translate
 from nmt.errors import STDOUT, NmtError, told
-from nmt.text import use_utf8
+from nmt.io import use_utf8
 
 HELP = {"help_option_names": ["-h", "--help"]}
 
@@ -68,16 +68,16 @@ def general(
 
 
 COMMANDS: dict[str, Callable[..., None]] = {
-    "fetch": street.fetch,
-    "clean": street.clean,
-    "bpe": street.bpe,
-    "encode": street.encode,
-    "train": street.train,
-    "translate": text.translate,
-    "eval": text.evaluate,
-    "score": text.score,
-    "run": street.run,
-    "status": street.status,
+    "fetch": pipeline.fetch,
+    "clean": pipeline.clean,
+    "bpe": pipeline.bpe,
+    "encode": pipeline.encode,
+    "train": pipeline.train,
+    "translate": translate.translate,
+    "eval": translate.evaluate,
+    "score": translate.score,
+    "run": pipeline.run,
+    "status": pipeline.status,
     "plan": tools.plan,
     "average": tools.average,
     "info": tools.info,

@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 
 from nmt import config as settings
-from nmt import pipeline, stages
 from nmt.cli.options import AsJson, Changes, ConfigFile, Device, Recipe, load, table, tell
 from nmt.errors import ConfigError, DataError
-from nmt.runs import describe_run, newest_run, run_table
+from nmt.pipeline import engine, stages
+from nmt.runs.listing import describe_run, newest_run, run_table
 
 log = logging.getLogger(__name__)
 
@@ -27,18 +27,19 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Say what a training will cost before it begins."""
-    from nmt import plan as planning
+    from nmt.training import plan as planning
 
     loaded = load(config, changes)
-    street = partial(stages.street, loaded)
+    build = partial(stages.build_stages, loaded)
     if measure:
-        pipeline.run(street, "encode")
+        engine.run(build, "encode")
+    made = build()
     try:
-        data = planning.look_at_data(loaded, street())
+        data = planning.look_at_data(loaded, list(made.clean.reads.values()), made.clean.writes, made.encode.writes)
     except DataError as error:
         log.info("%s", error)
         data = None
-    from nmt.distributed import choose_device, gpu_of, has_cuda
+    from nmt.distributed.world import choose_device, gpu_of, has_cuda
 
     kind, gpu = device.partition(":")[0], None
     if kind not in ("cpu", "cuda", "mps"):  # A plan for a GPU may be made where there is none.
@@ -47,7 +48,7 @@ def plan(
         gpu = gpu_of(choose_device(device))
     found = planning.make_plan(loaded, data, kind, gpu)
     if measure:
-        found["measured"] = planning.measure(loaded, street(), device)
+        found["measured"] = planning.measure(loaded, made.encode.writes, device)
     tell(found, planning.plan_lines(found), as_json)
 
 
@@ -64,13 +65,13 @@ def average(
     device: Device = "auto",
 ) -> None:
     """Average the newest checkpoints into a better final model."""
-    from nmt.provenance import lock, read_config
+    from nmt.runs.run_dir import lock, read_config
 
     if restore and (output or force):
         raise ConfigError("--restore goes without --force and --output: it brings back what an average replaced.")
     read_config(run)  # Before a lock is put into what is no run.
-    with lock(run), pipeline.changed_by_hand(run, "final"):
-        from nmt.averaging import FORMER, average_checkpoints, restore_final
+    with lock(run), engine.changed_by_hand(run, "final"):
+        from nmt.training.averaging import FORMER, average_checkpoints, restore_final
 
         if restore:
             restore_final(run)
@@ -105,17 +106,17 @@ def doctor(
     """Prove on this machine and data that a training can be trusted."""
     recipe = config or "demo"
     loaded = settings.load(recipe, changes or ())
-    from nmt import doctor as proofs
-    from nmt import machine
-    from nmt.distributed import choose_device
-    from nmt.rehearsal import options
+    from nmt.diagnostics import doctor as proofs
+    from nmt.diagnostics.trial_runs import options
+    from nmt.distributed import host
+    from nmt.distributed.world import choose_device
 
-    facts = machine.describe(choose_device(device))
+    facts = host.describe(choose_device(device))
     if not as_json:
-        tell(facts, machine.lines(facts), as_json)  # At once: the proofs take their time.
+        tell(facts, host.lines(facts), as_json)  # At once: the proofs take their time.
     words = ["-c", recipe, *options(changes or ())]
-    walked = pipeline.run(partial(stages.street, loaded), "encode")
-    found = proofs.examine(loaded, words, walked, device)
+    made = engine.run(partial(stages.build_stages, loaded), "encode")
+    found = proofs.examine(loaded, words, made.clean.writes, made.bpe.writes, device)
     failed = [name for name, proof in found.items() if proof.outcome == "failed"]
     facts |= {"recipe": loaded.recipe, "corpus": loaded.data.corpus, "direction": loaded.direction}
     facts |= {"proofs": {name: asdict(proof) for name, proof in found.items()}, "passed": not failed}

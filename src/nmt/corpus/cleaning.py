@@ -31,7 +31,7 @@ from nmt.corpus.sets import HELD_OUT, SET_ASIDE, TRAIN, GivenSet, Roles, assign,
 from nmt.corpus.splitting import Keys
 from nmt.corpus.summary import given_warnings, reasons
 from nmt.errors import DataError, told
-from nmt.text import write_lines
+from nmt.io import write_lines
 
 log = logging.getLogger(__name__)
 

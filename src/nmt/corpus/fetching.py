@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, NamedTuple
 from nmt.charset import how_to_convert, utf_16
 from nmt.corpus.layout import foreign_format
 from nmt.errors import DataError, counted, told
-from nmt.text import sha256_of, write_lines
+from nmt.io import sha256_of, write_lines
 
 LARGEST_DOWNLOAD = 1 << 30
 """Bytes."""

@@ -16,7 +16,7 @@ from nmt.corpus.keys import LEFT, RIGHT, hash_key, leak_key
 from nmt.corpus.mending import Sides, mend_wholly
 from nmt.corpus.normalise import Normaliser
 from nmt.corpus.parallel import Workers
-from nmt.text import lines_of
+from nmt.io import lines_of
 
 BLOCK_LINES = 5_000
 
