@@ -187,7 +187,7 @@ def worker(report: Path, warmup: int, exchange: bool, words: Sequence[str]) -> N
         if trainer.world.device.type == "cuda":
             stats.grad_norm.item()
         rows.append((time.perf_counter(), stats))
-        if trainer.world.leads and len(rows) > warmup:
+        if trainer.world.is_main and len(rows) > warmup:
             timed_rows = [stats for _, stats in rows[warmup:]]
             seconds, tokens, count = (
                 rows[-1][0] - rows[warmup - 1][0],

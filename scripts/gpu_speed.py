@@ -26,10 +26,10 @@ from nmt.model.transformer import Transformer
 from nmt.runs.run_dir import TrainPaths
 from nmt.special_tokens import EOS
 from nmt.training import loop as training
-from nmt.training.metrics_logger import Tracker
-from nmt.training.step import Nowhere, Trainer, prepare, train_step
+from nmt.training.metrics_logger import MetricsLogger
+from nmt.training.step import NoHeartbeat, Trainer, prepare, train_step
 from nmt.training.validation import DevSet, Progress
-from nmt.training.watchdog import Stop
+from nmt.training.watchdog import GracefulShutdown
 
 NEVER = "1000000000"
 
@@ -71,7 +71,7 @@ def pairs(report: Report, at: Setting) -> None:
     report.add("peak memory of the process", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, "GiB")
 
 
-class FirstStep(Nowhere):
+class FirstStep(NoHeartbeat):
     """Notes when the first step of a training begins to compute."""
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ class Training:
     def __post_init__(self) -> None:
         self.first = FirstStep()
         trainer = Trainer.build(self.config, self.at.world, (self.at.vocab, self.at.vocab), self.first)
-        self.trainer, self.progress = training.make_room(trainer, self.data, Progress())
+        self.trainer, self.progress = training.fit_memory(trainer, self.data, Progress())
         # Of the dev set the loss alone is asked for, so nobody needs a tokenizer.
         dev = synthetic(16, self.at.vocab, seed=9)
         self.dev = DevSet(dev, [], [], (None, None), None)  # type: ignore[arg-type]
@@ -110,8 +110,8 @@ class Training:
             ),
         )
         paths = TrainPaths(clean=self.run, bpe=self.run, encode=self.run, run=self.run)
-        tracker = Tracker(self.run, first_step=self.progress.step, last_step=last, writes=True)
-        with Stop(self.at.world) as stop, tracker, mock.patch.object(training.Saver, "save"):
+        tracker = MetricsLogger(self.run, first_step=self.progress.step, last_step=last, writes=True)
+        with GracefulShutdown(self.at.world) as stop, tracker, mock.patch.object(training.Saver, "save"):
             self.progress = training.loop(self.trainer, paths, self.data, self.dev, self.progress, tracker, stop)
         rows = [json.loads(line) for line in (self.run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
         return next(row for row in reversed(rows) if row["kind"] == "train")

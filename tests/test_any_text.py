@@ -25,7 +25,7 @@ from nmt.io import decode_line, read_lines
 
 LEVELS = pytest.mark.parametrize("examples", [25, pytest.param(500, marks=pytest.mark.slow)])
 
-NASTY = [
+EDGE_CASES = [
     *(
         b"",
         b" ",
@@ -73,7 +73,7 @@ NASTY = [
 ]
 """Lines that broke some reader, tokenizer or search once."""
 
-LINE = st.sampled_from(NASTY) | st.binary(max_size=40) | st.text(max_size=30).map(lambda text: text.encode())
+LINE = st.sampled_from(EDGE_CASES) | st.binary(max_size=40) | st.text(max_size=30).map(lambda text: text.encode())
 TEXT = st.tuples(st.lists(LINE, max_size=12), st.sampled_from([b"\n", b"\r\n"]), st.booleans()).map(
     lambda parts: parts[1].join(parts[0]) + (parts[1] if parts[2] else b"")
 )
@@ -255,7 +255,7 @@ def test_any_encoding_is_refused_or_reads_any_bytes(encoding: str) -> None:
         return
     draw = random.Random(encoding)
     lines = [draw.randbytes(draw.randrange(60)).replace(b"\n", b"") for _ in range(40)]
-    lines += [b"+AAo-+AAk-x+AAo-", b"\\u000a\\ud800\t\\x0a", b"~{<:\t~~", b"\x1b$B\t\x1b(B", *NASTY]
+    lines += [b"+AAo-+AAk-x+AAo-", b"\\u000a\\ud800\t\\x0a", b"~{<:\t~~", b"\x1b$B\t\x1b(B", *EDGE_CASES]
     for line in lines:
         assert isinstance(decode_line(line, first=False, encoding=encoding)[0], str)
     found = clean_chunk(

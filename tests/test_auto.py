@@ -289,7 +289,7 @@ def test_all_processes_translate_the_dev_set_in_the_batches_of_the_first(paths, 
     trainer, made, said = Trainer.build(settings(), ALONE, (340, 340)), [], []
 
     class Second(World):
-        def from_leader(self, values):
+        def broadcast(self, values):
             said.append(list(values))
             return [123.0]
 

@@ -198,8 +198,8 @@ def words(folder: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def folder(walked_street, tmp_path) -> Path:
-    return Path(shutil.copytree(walked_street, tmp_path / "walked"))
+def folder(pipeline_run, tmp_path) -> Path:
+    return Path(shutil.copytree(pipeline_run, tmp_path / "walked"))
 
 
 def test_after_an_average_the_training_is_up_to_date_and_what_uses_the_model_is_not(folder):

@@ -24,8 +24,8 @@ from nmt.cli import app
 from nmt.data.tokenizer import SPACE, Tokenizer
 from nmt.decoding.translator import Translation
 from nmt.diagnostics import doctor, trial_runs
-from nmt.diagnostics.doctor import NASTY, Proof, judge_losses, judge_text, judge_translations
-from nmt.diagnostics.trial_runs import Bench
+from nmt.diagnostics.doctor import EDGE_CASES, Check, judge_losses, judge_text, judge_translations
+from nmt.diagnostics.trial_runs import TrialRuns
 from nmt.distributed import host
 from nmt.distributed.launcher import family
 from nmt.errors import DataError, NmtError
@@ -102,17 +102,17 @@ def walked(clone: Path) -> list[engine.Stage]:
 
 
 @pytest.fixture
-def bench(clone: Path, walked: list[engine.Stage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+def bench(clone: Path, walked: list[engine.Stage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrialRuns:
     """A bench for tiny trainings of the demo."""
     monkeypatch.chdir(clone)
-    return Bench(tmp_path, ["-c", "demo", "--device", "cpu"])
+    return TrialRuns(tmp_path, ["-c", "demo", "--device", "cpu"])
 
 
-def broken(bench: Bench, fault: str) -> Bench:
+def broken(bench: TrialRuns, fault: str) -> TrialRuns:
     """The bench with a training that has this fault."""
     path = bench.folder / "broken.py"
     path.write_text(PROGRAM.format(fault=FAULTS[fault]), encoding="utf-8")
-    return Bench(bench.folder, bench.words, [sys.executable, str(path)])
+    return TrialRuns(bench.folder, bench.words, [sys.executable, str(path)])
 
 
 # ── what is compared ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -161,7 +161,7 @@ def test_a_thousandth_of_the_texts_may_differ_but_no_line_may_be_lost(
 
 
 def test_text_that_does_not_come_back_is_named() -> None:
-    assert judge_text({"en": ["a", "b"]}, {"en": ["a", "b"]}) == Proof("passed", "2 lines, 0 changed")
+    assert judge_text({"en": ["a", "b"]}, {"en": ["a", "b"]}) == Check("passed", "2 lines, 0 changed")
     assert (
         judge_text({"en": ["a", "b "]}, {"en": ["a", "b"]}).figure == "2 lines, 1 changed (the first is line 2 of en)"
     )
@@ -195,14 +195,14 @@ def learnt(**wanted: object) -> Tokenizer:
 )
 def test_a_tokenizer_must_give_every_line_back(wanted: dict[str, object], outcome: str) -> None:
     tokenizer = learnt(**wanted)
-    assert doctor.prove_tokenizer(dict.fromkeys(TEXT, tokenizer), TEXT).outcome == outcome
+    assert doctor.check_tokenizer_round_trip(dict.fromkeys(TEXT, tokenizer), TEXT).outcome == outcome
     # A corpus that has none of the hard things would not have shown it.
     assert tokenizer.decode(tokenizer.encode(TEXT["en"])) == TEXT["en"]
 
 
 def test_the_nasty_lines_are_within_what_a_tokenizer_promises() -> None:
-    assert not any(SPACE in line or "\n" in line for line in NASTY)
-    assert len(set(NASTY)) == len(NASTY)
+    assert not any(SPACE in line or "\n" in line for line in EDGE_CASES)
+    assert len(set(EDGE_CASES)) == len(EDGE_CASES)
 
 
 # ── trainings that are broken ───────────────────────────────────────────────────────────────────────────────────────
@@ -220,9 +220,9 @@ def test_the_nasty_lines_are_within_what_a_tokenizer_promises() -> None:
     ],
 )
 def test_a_training_that_is_killed_must_go_on_to_the_same_weights(
-    bench: Bench, fault: str, outcome: str, told: str
+    bench: TrialRuns, fault: str, outcome: str, told: str
 ) -> None:
-    found = doctor.prove_resume(broken(bench, fault), random.Random(1))
+    found = doctor.check_resume(broken(bench, fault), random.Random(1))
     assert (found.outcome, told in found.figure) == (outcome, True), found
 
 
@@ -235,29 +235,29 @@ def test_a_training_that_is_killed_must_go_on_to_the_same_weights(
         ("the second process fails", "failed", "a training ended with 1"),
     ],
 )
-def test_two_processes_must_have_the_losses_of_one(bench: Bench, fault: str, outcome: str, told: str) -> None:
-    found = doctor.carry_out("ranks", partial(doctor.prove_ranks, broken(bench, fault), CPU))
+def test_two_processes_must_have_the_losses_of_one(bench: TrialRuns, fault: str, outcome: str, told: str) -> None:
+    found = doctor.run_check("ranks", partial(doctor.check_ranks, broken(bench, fault), CPU))
     assert (found.outcome, told in found.figure) == (outcome, True), found
 
 
 @pytest.mark.slow
 def test_a_translation_must_not_depend_on_its_neighbours(
-    bench: Bench, walked: list[engine.Stage], monkeypatch: pytest.MonkeyPatch
+    bench: TrialRuns, walked: list[engine.Stage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = [*doctor._some_lines(walked[0].writes / "dev.en", 70), ""]
     translate = partial(doctor.at_batch, bench.train("whole"), "cpu")
-    assert doctor.prove_decode(translate, lines).outcome == "passed"
-    lost = doctor.prove_decode(lambda texts, size: translate([text for text in texts if text], size), lines)
+    assert doctor.check_decode(translate, lines).outcome == "passed"
+    lost = doctor.check_decode(lambda texts, size: translate([text for text in texts if text], size), lines)
     assert lost.figure == "71 lines became 70 one by one, 70 at batch 64"
     encode = Transformer.encode
     # Padding is looked at like words.
     monkeypatch.setattr(Transformer, "encode", lambda self, src: (encode(self, src.clamp_min(1))[0], None))
-    seen = doctor.prove_decode(translate, lines)
+    seen = doctor.check_decode(translate, lines)
     assert seen.outcome == "failed"
 
 
 def test_a_training_has_as_many_processes_as_the_proof_is_about(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, [], [sys.executable, "-c", "import sys; print(*sys.argv)"])
+    bench = TrialRuns(tmp_path, [], [sys.executable, "-c", "import sys; print(*sys.argv)"])
     bench.train("alone")
     assert "--processes 1" in (tmp_path / "alone.log").read_text()
     bench.train("shared", processes=2)
@@ -266,18 +266,18 @@ def test_a_training_has_as_many_processes_as_the_proof_is_about(tmp_path: Path) 
 
 def test_without_gloo_the_processes_are_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "backends", lambda: {"gloo": False, "nccl": False})
-    found = doctor.prove_ranks(Bench(tmp_path, [], ["/nowhere"]), CPU)
+    found = doctor.check_ranks(TrialRuns(tmp_path, [], ["/nowhere"]), CPU)
     assert (found.outcome, "no gloo" in found.figure) == ("not run", True)
 
 
 def test_what_goes_wrong_in_a_proof_is_its_result_but_an_interruption_is_none() -> None:
-    def breaks(error: BaseException) -> Proof:
+    def breaks(error: BaseException) -> Check:
         raise error
 
-    assert doctor.carry_out("x", lambda: breaks(DataError("no text."))) == Proof("failed", "no text.")
-    assert doctor.carry_out("x", lambda: breaks(KeyError("a"))) == Proof("failed", "KeyError: 'a'")
+    assert doctor.run_check("x", lambda: breaks(DataError("no text."))) == Check("failed", "no text.")
+    assert doctor.run_check("x", lambda: breaks(KeyError("a"))) == Check("failed", "KeyError: 'a'")
     with pytest.raises(KeyboardInterrupt):
-        doctor.carry_out("x", lambda: breaks(KeyboardInterrupt()))
+        doctor.run_check("x", lambda: breaks(KeyboardInterrupt()))
 
 
 @pytest.mark.parametrize(
@@ -289,7 +289,7 @@ def test_what_goes_wrong_in_a_proof_is_its_result_but_an_interruption_is_none() 
     ],
 )
 def test_a_training_that_fails_is_told_with_its_last_words(tmp_path: Path, script: str, told: str) -> None:
-    bench = Bench(tmp_path, [], ["sh", "-c", script])
+    bench = TrialRuns(tmp_path, [], ["sh", "-c", script])
     for attempt in (lambda: bench.train("a"), lambda: bench.kill("b", 1, 0)):
         with pytest.raises(NmtError) as caught:
             attempt()
@@ -298,7 +298,7 @@ def test_a_training_that_fails_is_told_with_its_last_words(tmp_path: Path, scrip
 
 def test_a_training_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial_runs, "LIMIT", 0.3)
-    bench = Bench(tmp_path, [], ["sh", "-c", "sleep 60; sleep 60"])
+    bench = TrialRuns(tmp_path, [], ["sh", "-c", "sleep 60; sleep 60"])
     for attempt in (lambda: bench.train("a"), lambda: bench.kill("b", 1, 0)):
         with pytest.raises(NmtError, match=r"ended by signal 9, after 0\.3 s"):
             attempt()
@@ -342,7 +342,7 @@ def test_the_family_of_a_process_are_its_children_and_theirs() -> None:
 
 
 @pytest.mark.slow
-def test_no_process_of_a_training_outlives_its_block(bench: Bench) -> None:
+def test_no_process_of_a_training_outlives_its_block(bench: TrialRuns) -> None:
     with contextlib.suppress(KeyboardInterrupt), bench.training("shared", processes=2) as process:
         found = grown(process.pid, 3)
         raise KeyboardInterrupt
@@ -392,7 +392,7 @@ KEYS = ["versions", "platform", "cores", "threads", "bfloat16", "memory", "devic
 def test_a_failed_proof_is_exit_code_one(
     monkeypatch: pytest.MonkeyPatch, outcomes: tuple[str, str], code: int, as_json: bool
 ) -> None:
-    found = {name: Proof(outcome, "a figure", 1.5) for name, outcome in zip(PROOFS, outcomes, strict=False)}
+    found = {name: Check(outcome, "a figure", 1.5) for name, outcome in zip(PROOFS, outcomes, strict=False)}
     monkeypatch.setattr(doctor, "examine", lambda *_: found)
     monkeypatch.setattr(engine, "run", lambda *_: [])
     done = CliRunner().invoke(app, ["doctor", "-c", "demo", "--device", "cpu", *(["--json"] if as_json else [])])
@@ -413,7 +413,7 @@ def test_in_an_empty_folder_it_takes_the_corpus_that_ships_with_nmt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(doctor, "examine", lambda *_: {name: Proof("passed", "") for name in PROOFS})
+    monkeypatch.setattr(doctor, "examine", lambda *_: {name: Check("passed", "") for name in PROOFS})
     done = CliRunner().invoke(app, ["doctor", "--json", "--device", "cpu"])
     assert done.exit_code == 0, done.exception
     assert json.loads(done.stdout)["corpus"] == "mini"

@@ -119,7 +119,7 @@ INT, TERM = signal.SIGINT, signal.SIGTERM
 )
 def test_a_second_signal_ends_the_process_at_once_unless_within_seconds_or_during_the_save(signals, ends):
     def steps() -> None:
-        with watchdog.Stop(ALONE) as stop, contextlib.ExitStack() as stack:
+        with watchdog.GracefulShutdown(ALONE) as stop, contextlib.ExitStack() as stack:
             stack.enter_context(stop.stepping())
             for now, what in signals:
                 watchdog.time = SimpleNamespace(monotonic=lambda now=now: 100.0 + now)
@@ -131,7 +131,7 @@ def test_a_second_signal_ends_the_process_at_once_unless_within_seconds_or_durin
                 else:
                     os.kill(os.getpid(), what)
             first = next(what for _, what in signals if isinstance(what, int))
-            os._exit(0 if stop.agreed() == (first, False) else 1)
+            os._exit(0 if stop.requested() == (first, False) else 1)
 
     assert forked(steps).code == ends
 
@@ -142,12 +142,12 @@ def test_where_nothing_is_to_be_saved_the_first_signal_ends_as_usual_and_its_rep
     def training_of_two_steps() -> None:
         told = []
         try:
-            with watchdog.Stop(ALONE) as stop:
+            with watchdog.GracefulShutdown(ALONE) as stop:
                 try:
                     if when == "start-up":
                         os.kill(os.getpid(), number)
                     with stop.stepping():
-                        stop.agreed(last=True)
+                        stop.requested(last=True)
                         if when == "after the last answer":
                             os.kill(os.getpid(), number)
                             told.append("goes on to the end of the steps")
@@ -176,7 +176,7 @@ def signal_at(monkeypatch, where: str, number: int, step: int = STEPS) -> None:
         "its step": (loop, "train_step"),
         "its validation": (loop, "validate"),
         "its save": (Saver, "save"),
-        "the start": (loop, "make_room"),
+        "the start": (loop, "fit_memory"),
         "the choice of the final model": (loop, "choose_final"),
     }[where]
     honest = getattr(module, name)

@@ -14,7 +14,7 @@ import pytest
 
 from nmt.errors import ConfigError, DataError
 from nmt.pipeline import engine
-from nmt.pipeline.engine import Stage, make_stage, remembered_hashes, run, status
+from nmt.pipeline.engine import Stage, cached_hashes, make_stage, run, status
 
 
 class Street:
@@ -31,7 +31,7 @@ class Street:
     def __call__(self) -> list[Stage]:
         data = self.folder / "data"
         data.mkdir(exist_ok=True)
-        with remembered_hashes(data / ".hashes.json") as content_hash:
+        with cached_hashes(data / ".hashes.json") as content_hash:
 
             def make(
                 name: str, home: Path, reads: dict[str, Path], settings: dict[str, object], result: str = ""
@@ -243,7 +243,7 @@ def test_the_fingerprint_tells_every_part_apart(tmp_path: Path) -> None:
     facts = {"name": "s", "reads": {"x": tmp_path / "one"}, "settings": {"s": {"k": 1}}, "format": 1}
     others = [{"name": "t"}, {"reads": {"x": tmp_path / "two"}}, {"reads": {"y": tmp_path / "one"}},
               {"settings": {"s": {"k": 2}}}, {"format": 2}]  # fmt: skip
-    with remembered_hashes(tmp_path / "memory") as content_hash:
+    with cached_hashes(tmp_path / "memory") as content_hash:
         prints = [
             make_stage(
                 **(facts | other), writes=tmp_path, action=lambda out: None, content_hash=content_hash
@@ -257,7 +257,7 @@ def test_a_content_hash_is_remembered_until_the_file_changes(tmp_path: Path, mon
     file, memory = tmp_path / "file", tmp_path / "memory"
 
     def ask() -> str:
-        with remembered_hashes(memory) as content_hash:
+        with cached_hashes(memory) as content_hash:
             return content_hash(file)
 
     file.write_text("one")
@@ -288,11 +288,11 @@ def test_a_file_that_changed_a_moment_ago_is_not_remembered(tmp_path: Path) -> N
     file, memory = tmp_path / "file", tmp_path / "memory"
     file.write_text("one")
     stat = file.stat()
-    with remembered_hashes(memory) as content_hash:
+    with cached_hashes(memory) as content_hash:
         first = content_hash(file)
     file.write_text("two")
     os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    with remembered_hashes(memory) as content_hash:
+    with cached_hashes(memory) as content_hash:
         assert content_hash(file) != first
 
 

@@ -203,16 +203,16 @@ def test_the_decoder_s_cache_is_at_most_what_a_search_ever_holds(
     for length in range(2, longest + 1):
         sentences = max(1, batch_tokens // (length * beam))
         decoder = model.decoder(torch.full((sentences, length), 5), beam)
-        held = [*decoder.past_B2TWGK, *itertools.chain(*decoder.cross)]
+        held = [*decoder.cache_B2TWGK, *itertools.chain(*decoder.cross)]
         cross = sum(tensor.nbytes for tensor in itertools.chain(*decoder.cross))
         last = torch.full((sentences * beam,), 5)
         most = max(most, sum(tensor.nbytes for tensor in held))
         for _ in range(length + extra):
-            before = decoder.past_B2TWGK
+            before = decoder.cache_B2TWGK
             decoder.step(last)
             # While room is made, both stand, and what is put behind one layer's.
-            copied = [] if decoder.past_B2TWGK is before else [*before, before[0]]
-            most = max(most, cross + sum(tensor.nbytes for tensor in (*decoder.past_B2TWGK, *copied)))
+            copied = [] if decoder.cache_B2TWGK is before else [*before, before[0]]
+            most = max(most, cross + sum(tensor.nbytes for tensor in (*decoder.cache_B2TWGK, *copied)))
     assert cache_bytes(config, longest, translate, batch_tokens, 4) == most
 
 

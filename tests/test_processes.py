@@ -24,7 +24,7 @@ from nmt.io import read_lines
 from nmt.runs import checkpoint
 from nmt.training import step
 from nmt.training.loop import train_model
-from nmt.training.step import Trainer, prepare, rehearse, train_step
+from nmt.training.step import Trainer, prepare, probe_memory, train_step
 from tiny import (
     ALONE,
     STEPS,
@@ -378,7 +378,7 @@ def test_a_process_that_is_stopped_is_named_by_the_other_and_may_go_on(paths, tm
 
 def test_gradients_are_first_exchanged_with_a_single_pair_after_all_have_agreed_that_it_fits(paths, tmp_path):
     def process(rank: int) -> None:
-        passed, honest = [], step.rehearse
+        passed, honest = [], step.probe_memory
         compute = step._pass
         step._pass = lambda trainer, data, pairs: (passed.append(len(pairs)), compute(trainer, data, pairs))
         with distributed.join("cpu") as world:
@@ -464,7 +464,7 @@ def test_gradients_are_in_the_buckets_of_ddp_from_the_first_micro_batch_on(paths
                 return work.get_future().then(lambda done: done.value()[0])
 
             trainer.parallel.register_comm_hook(None, exchange)
-            trainer = rehearse(trainer, data)
+            trainer = probe_memory(trainer, data)
             forward, seen = step.TrainingModel.forward, []
 
             def looking(self, *ids):

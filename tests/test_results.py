@@ -30,9 +30,9 @@ def scripts():
 
 
 @pytest.fixture
-def street(walked_street, tmp_path, monkeypatch) -> Path:
+def street(pipeline_run, tmp_path, monkeypatch) -> Path:
     """A folder with a finished run of a clean commit, scored by the same."""
-    folder = Path(shutil.copytree(walked_street, tmp_path / "street"))
+    folder = Path(shutil.copytree(pipeline_run, tmp_path / "street"))
     monkeypatch.setattr(run_dir, "source_code", lambda: CODE)
     change(
         folder, **CODE, command=["/bin/nmt", "run", "-c", "tiny.yaml", "--set", "clean.columns=[en, zh]"], earlier=[]

@@ -14,7 +14,7 @@ import torch
 from forked import Ended, forked_world
 from nmt.config import Config
 from nmt.data import dataset
-from nmt.distributed.world import World, join
+from nmt.distributed.world import World, init_distributed
 from nmt.errors import LostContact, NmtError
 from nmt.pipeline.stages import train_here
 from nmt.runs import checkpoint
@@ -282,7 +282,7 @@ def test_a_run_folder_that_only_one_process_sees_is_refused_before_the_first_ste
 
 def test_a_failure_in_a_block_of_all_is_raised_by_each_and_none_is_no_failure(tmp_path):
     def process(rank: int) -> None:
-        with join("cpu") as world:
+        with init_distributed("cpu") as world:
             for text in ("", "损坏\nline two"):
                 try:
                     with world.all_or_none():

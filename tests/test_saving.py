@@ -246,7 +246,7 @@ def test_a_save_is_wished_for_after_so_many_minutes_without_one_by_the_leader_al
     monkeypatch.setattr(saving, "time", SimpleNamespace(monotonic=lambda: now[0], perf_counter=lambda: now[0]))
     hourly = replace(trainer, config=settings("train.save_minutes=60"))
     saver, never = Saver(hourly, tmp_path), Saver(replace(trainer, config=settings("train.save_minutes=0")), tmp_path)
-    follower = Saver(replace(hourly, world=SimpleNamespace(leads=False, device=ALONE.device)), tmp_path)
+    follower = Saver(replace(hourly, world=SimpleNamespace(is_main=False, device=ALONE.device)), tmp_path)
     wishes = []
     for seconds in (3599, 1, 0, 3600, 1800):
         now[0] += seconds
@@ -293,18 +293,18 @@ def test_processes_agree_on_a_wish_and_on_a_signal_a_step_later():
         """A process beside this one, with the values that it gives."""
 
         def __init__(self, *theirs: int) -> None:
-            self.theirs, self.size, self.leads = iter(theirs), 2, True
+            self.theirs, self.size, self.is_main = iter(theirs), 2, True
 
         def largest(self, value: int):
             found = max(value, next(self.theirs))
             return SimpleNamespace(wait=lambda: found)
 
-    stop = watchdog.Stop(Other(0, 0, 1, 0, 2 * signal.SIGTERM, 0))
-    answers = [stop.agreed(wish=wish) for wish in (True, False, False, False, True, False)]
+    stop = watchdog.GracefulShutdown(Other(0, 0, 1, 0, 2 * signal.SIGTERM, 0))
+    answers = [stop.requested(wish=wish) for wish in (True, False, False, False, True, False)]
     assert answers == [(0, False), (0, True), (0, False), (0, True), (0, False), (signal.SIGTERM, False)]
-    last = watchdog.Stop(Other(0, 1))
-    assert [last.agreed(), last.agreed(last=True)] == [(0, False), (0, True)]
-    alone = watchdog.Stop(ALONE)
-    assert [alone.agreed(wish=wish) for wish in (True, False)] == [(0, True), (0, False)]
+    last = watchdog.GracefulShutdown(Other(0, 1))
+    assert [last.requested(), last.requested(last=True)] == [(0, False), (0, True)]
+    alone = watchdog.GracefulShutdown(ALONE)
+    assert [alone.requested(wish=wish) for wish in (True, False)] == [(0, True), (0, False)]
     alone.noted = signal.SIGINT
-    assert alone.agreed(wish=True) == (signal.SIGINT, True)
+    assert alone.requested(wish=True) == (signal.SIGINT, True)

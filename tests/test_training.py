@@ -475,5 +475,5 @@ def test_memory_does_not_grow_with_each_shape_of_a_bfloat16_product():
 
 
 def test_progress_is_plain_numbers_that_json_keeps():
-    progress = Progress(step=3, epoch=1, update=2, best_score=-1.5, best_step=2, worse=1)
+    progress = Progress(step=3, epoch=1, update=2, best_score=-1.5, best_step=2, bad_validations=1)
     assert Progress(**json.loads(json.dumps(dataclasses.asdict(progress)))) == progress

@@ -99,7 +99,7 @@ def test_two_processes_translate_a_share_each_and_both_know_all(dev, weights_by_
     for _ in ("what each has to say", "and what each hears"):
         found = []
         for rank in (0, 1):
-            world = SimpleNamespace(rank=rank, size=2, device=ALONE.device, leads=rank == 0, from_leader=list)
+            world = SimpleNamespace(rank=rank, size=2, device=ALONE.device, is_main=rank == 0, broadcast=list)
             world.gather = lambda data, rank=rank: told.update({rank: data}) or [told.get(r, b"[]") for r in (0, 1)]
             try:
                 found.append(translate_dev(replace(trainer, world=world), dev, 9))
@@ -148,7 +148,7 @@ def test_the_score_is_bleu_or_minus_the_loss(dev, weights_by_age, measured, chan
     trainer, notes = trainer_with(weights_by_age[1], *changes), Notes()
     measured(losses, score)
     progress = validate(trainer, dev, Progress(step=7), notes)
-    assert progress == Progress(step=7, best_score=expected, best_step=7, worse=0)
+    assert progress == Progress(step=7, best_score=expected, best_step=7, bad_validations=0)
     ((kind, step, values),) = notes.scores
     assert (kind, step, values["loss"], values["nll"]) == ("dev", 7, 3.0, 2.0)
     assert values["ppl"] == pytest.approx(math.exp(2))
@@ -173,7 +173,7 @@ def test_only_a_higher_score_is_better_and_the_others_are_counted(dev, weights_b
     for step, score in enumerate((0.0, 5.0, 5.0, 4.0, 6.0, 5.9), 1):
         measured((1.0, 1.0), score)
         progress = validate(trainer, dev, replace(progress, step=step), Notes())
-        course.append((progress.best_score, progress.best_step, progress.worse))
+        course.append((progress.best_score, progress.best_step, progress.bad_validations))
     assert course == [(0, 1, 0), (5, 2, 0), (5, 2, 1), (5, 2, 2), (6, 5, 0), (6, 5, 1)]
     assert progress.epoch == 3
 
@@ -276,9 +276,11 @@ def test_averages_by_hand_of_an_earlier_final_model_go_with_it(dev, weights_by_a
 def test_the_leader_alone_writes_the_final_model_and_all_wait_for_it(dev, weights_by_age, tmp_path):
     run = saved(tmp_path, weights_by_age, (18, 19), 20)
     waits = []
-    for leads in (False, True):
-        world = SimpleNamespace(rank=int(not leads), size=1, device=ALONE.device, leads=leads, sum=list, gather=None)
-        world.from_leader, world.barrier = list, lambda: waits.append((run / "final").exists())
+    for is_main in (False, True):
+        world = SimpleNamespace(
+            rank=int(not is_main), size=1, device=ALONE.device, is_main=is_main, sum=list, gather=None
+        )
+        world.broadcast, world.barrier = list, lambda: waits.append((run / "final").exists())
         world.all_or_none, world.spread = nullcontext, list
         trainer = replace(trainer_with(weights_by_age[1], "train.validate_sentences=0"), world=world)
         choose_final(trainer, run, dev, Progress(step=20), Notes())

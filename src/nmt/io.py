@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from nmt.charset import encoding_of, how_to_convert
-from nmt.errors import STDOUT, CheckpointError, DataError, counted, told, writing
+from nmt.errors import STDOUT, CheckpointError, DataError, counted, describe_error, writing
 
 STANDARD = "-"
 """The file name that means stdin or stdout."""
@@ -81,7 +81,7 @@ def write_lines(path: str | Path, lines: Iterable[str]) -> None:
         if part != path:
             os.replace(part, path)
     except OSError as error:
-        raise DataError(f"cannot write {told(error, path)}.") from error
+        raise DataError(f"cannot write {describe_error(error, path)}.") from error
     finally:
         with contextlib.suppress(OSError):
             if part != path:

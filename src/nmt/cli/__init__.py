@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperGroup
 
 from nmt.cli import pipeline, tools, translate
-from nmt.errors import STDOUT, NmtError, told
+from nmt.errors import STDOUT, NmtError, describe_error
 from nmt.io import use_utf8
 
 HELP = {"help_option_names": ["-h", "--help"]}
@@ -103,7 +103,7 @@ def main() -> NoReturn:
         # The disk is full, a folder isn't ours: the user's to mend, wherever it happened.
         if error.filename == STDOUT:
             _close_stdout()
-        print(f"{told(error)}. (--debug tells more.)", file=sys.stderr)
+        print(f"{describe_error(error)}. (--debug tells more.)", file=sys.stderr)
         problem, code = error, 1
     if "--debug" in words:
         raise problem

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nmt.cli.options import AsJson, Changes, Device, Name, Processes, Recipe, load, table, tell
+from nmt.cli.options import AsJson, Changes, Device, Name, Processes, Recipe, load, print_result, table
 from nmt.config import Config, check_name
 from nmt.errors import ConfigError
 from nmt.io import read_json
@@ -37,7 +37,7 @@ def fetch(
 
     check_name("CORPUS", corpus)
     facts = fetch_corpus(corpus, origin, stages.DATA / corpus / "raw", sha256)
-    tell(facts, table(facts), as_json)
+    print_result(facts, table(facts), as_json)
 
 
 def clean(
@@ -52,27 +52,27 @@ def clean(
     changes = [*(changes or ()), *([f"clean.encoding={encoding}"] if encoding else [])]
     from nmt.corpus import print_report
 
-    report = read_json(_walk(config, changes, "clean").writes / "report.json")
-    tell(report, print_report(report), as_json)
+    report = read_json(_run_until(config, changes, "clean").writes / "report.json")
+    print_result(report, print_report(report), as_json)
 
 
 def bpe(config: Recipe = None, changes: Changes = None, as_json: AsJson = False) -> None:
     """Train the subword vocabulary and prove it."""
-    certificate = read_json(_walk(config, changes, "bpe").writes / "certificate.json")
-    from nmt.data.tokenizer import certificate_lines
+    verification = read_json(_run_until(config, changes, "bpe").writes / "verification.json")
+    from nmt.data.tokenizer import verification_lines
 
-    tell(certificate, certificate_lines(certificate), as_json)
+    print_result(verification, verification_lines(verification), as_json)
 
 
 def encode(config: Recipe = None, changes: Changes = None, as_json: AsJson = False) -> None:
     """Turn the clean text into token ids."""
-    meta = read_json(_walk(config, changes, "encode").writes / "meta.json")
+    meta = read_json(_run_until(config, changes, "encode").writes / "meta.json")
     from nmt.data.dataset import table_of_counts
 
-    tell(meta["splits"], table_of_counts(meta), as_json)
+    print_result(meta["splits"], table_of_counts(meta), as_json)
 
 
-def _walk(config: str | None, changes: Sequence[str] | None, upto: str) -> engine.Stage:
+def _run_until(config: str | None, changes: Sequence[str] | None, upto: str) -> engine.Stage:
     loaded = load(config, changes)
     return {stage.name: stage for stage in engine.run(partial(stages.build_stages, loaded), upto)}[upto]
 
@@ -140,7 +140,7 @@ def run(
         from nmt.evaluation.test_set import score_lines
 
         result = read_json(made.evaluate.writes / "scores.json")
-        tell(result, score_lines(result), as_json)
+        print_result(result, score_lines(result), as_json)
 
 
 def status(config: Recipe = None, changes: Changes = None, name: Name = None, as_json: AsJson = False) -> None:
@@ -149,7 +149,7 @@ def status(config: Recipe = None, changes: Changes = None, name: Name = None, as
     facts = [
         {"stage": s.stage.name, "state": s.word, "reason": s.reason, "folder": str(s.stage.writes)} for s in states
     ]
-    tell(facts, map(str, states), as_json)
+    print_result(facts, map(str, states), as_json)
 
 
 def _launched() -> bool:

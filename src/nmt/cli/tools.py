@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from nmt import config as settings
-from nmt.cli.options import AsJson, Changes, ConfigFile, Device, Recipe, load, table, tell
+from nmt.cli.options import AsJson, Changes, ConfigFile, Device, Recipe, load, print_result, table
 from nmt.errors import ConfigError, DataError
 from nmt.pipeline import engine, stages
 from nmt.runs.listing import describe_run, newest_run, run_table
@@ -49,7 +49,7 @@ def plan(
     found = planning.make_plan(loaded, data, kind, gpu)
     if measure:
         found["measured"] = planning.measure(loaded, made.encode.writes, device)
-    tell(found, planning.plan_lines(found), as_json)
+    print_result(found, planning.plan_lines(found), as_json)
 
 
 def average(
@@ -70,7 +70,7 @@ def average(
     if restore and (output or force):
         raise ConfigError("--restore goes without --force and --output: it brings back what an average replaced.")
     read_config(run)  # Before a lock is put into what is no run.
-    with lock(run), engine.changed_by_hand(run, "final"):
+    with lock(run), engine.replacing_result(run, "final"):
         from nmt.training.averaging import FORMER, average_checkpoints, restore_final
 
         if restore:
@@ -97,7 +97,7 @@ def info(
 ) -> None:
     """Say what is in a run: state, scores, sizes."""
     facts = describe_run(run or newest_run())
-    tell(facts, table(run_table(facts)), as_json)
+    print_result(facts, table(run_table(facts)), as_json)
 
 
 def doctor(
@@ -106,21 +106,21 @@ def doctor(
     """Prove on this machine and data that a training can be trusted."""
     recipe = config or "demo"
     loaded = settings.load(recipe, changes or ())
-    from nmt.diagnostics import doctor as proofs
+    from nmt.diagnostics import doctor as checks
     from nmt.diagnostics.trial_runs import options
     from nmt.distributed import host
     from nmt.distributed.world import choose_device
 
     facts = host.describe(choose_device(device))
     if not as_json:
-        tell(facts, host.lines(facts), as_json)  # At once: the proofs take their time.
+        print_result(facts, host.lines(facts), as_json)  # At once: the proofs take their time.
     words = ["-c", recipe, *options(changes or ())]
     made = engine.run(partial(stages.build_stages, loaded), "encode")
-    found = proofs.examine(loaded, words, made.clean.writes, made.bpe.writes, device)
+    found = checks.run_checks(loaded, words, made.clean.writes, made.bpe.writes, device)
     failed = [name for name, proof in found.items() if proof.outcome == "failed"]
     facts |= {"recipe": loaded.recipe, "corpus": loaded.data.corpus, "direction": loaded.direction}
     facts |= {"proofs": {name: asdict(proof) for name, proof in found.items()}, "passed": not failed}
-    tell(facts, proofs.lines(found), as_json)
+    print_result(facts, checks.lines(found), as_json)
     if failed:
         raise typer.Exit(1)
 
@@ -129,7 +129,7 @@ def doctor(
 def show(config: ConfigFile = None, changes: Changes = None, as_json: AsJson = False) -> None:
     """Print every setting with its sentence and, where it is no default, where it came from."""
     loaded, origins = settings.load_with_origins(config, changes or ())
-    tell(settings.to_dict(loaded), settings.show(loaded, origins), as_json)
+    print_result(settings.to_dict(loaded), settings.show(loaded, origins), as_json)
 
 
 @config_app.command("check")

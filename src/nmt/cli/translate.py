@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from nmt import config as settings
-from nmt.cli.options import AsJson, Changes, Device, RunFolder, tell
+from nmt.cli.options import AsJson, Changes, Device, RunFolder, print_result
 from nmt.config import Config
 from nmt.errors import ConfigError, DataError
 from nmt.io import STANDARD, lines_of, read_aligned, read_json, read_lines
@@ -105,7 +105,7 @@ def evaluate(
         found, lines = _against_test_set(hyps or [], run, changes or (), device, allow_overlap)
     if against is not None:
         lines = [*lines, *_compared(found, against)]
-    tell(found, lines, as_json)
+    print_result(found, lines, as_json)
 
 
 def _compared(found: Any, against: Path) -> list[str]:

@@ -30,14 +30,14 @@ CHUNK = 256
 OVERHEAD = {"cpu": 64, "cuda": 16_384}
 """What a micro-batch costs besides its token slots, in slots of both sides; on a GPU the launch of its kernels."""
 
-FEWEST = 16
+MIN_BATCH = 16
 """Sentences of a batch, on average, that are not made fewer to have more batches: few rows waste a step's products."""
 
-BESIDES = 4
+PAIR_OVERHEAD = 4
 """What a sentence costs in translation besides its length, in tokens: measured, small model, 2 cores."""
 
 
-def by_length(src_lengths: Numbers, tgt_lengths: Numbers) -> Numbers:
+def length_order(src_lengths: Numbers, tgt_lengths: Numbers) -> Numbers:
     """The order by source length, the target length rising and falling in turn; equal pairs keep their order.
 
     By source and not by target length: an update whose targets were all equally long would teach the model to end
@@ -65,7 +65,7 @@ def plan_updates(
     """
     buckets = buckets or min(8, max(1, batch_tokens // CHUNK))
     rng = np.random.default_rng(seed)
-    order = window[by_length(src_lengths[window], tgt_lengths[window])]
+    order = window[length_order(src_lengths[window], tgt_lengths[window])]
     sides = [lengths[order] for lengths in (src_lengths, tgt_lengths)]
     chunks = _chunks(sides, max(1, batch_tokens // buckets))
     count = -(-len(chunks) // buckets)
@@ -109,7 +109,7 @@ def count_updates(src_lengths: Numbers, tgt_lengths: Numbers, batch_tokens: int,
     return round(len(updates) * len(src_lengths) / len(window))
 
 
-def area(src_lengths: Numbers, tgt_lengths: Numbers) -> int:
+def padded_size(src_lengths: Numbers, tgt_lengths: Numbers) -> int:
     """Token slots, padding included, of the larger side of a batch."""
     return len(src_lengths) * int(max(src_lengths.max(), tgt_lengths.max()))
 
@@ -139,7 +139,7 @@ def slots(src_lengths: Numbers, tgt_lengths: Numbers) -> int:
     return len(src_lengths) * int(src_lengths.max() + tgt_lengths.max())
 
 
-def cut(
+def split_micro_batches(
     update: Numbers, src_lengths: Numbers, tgt_lengths: Numbers, limit: int, processes: int, overhead: int
 ) -> list[Numbers]:
     """The micro-batches of an update, each with at most `limit` slots on either side (a longer pair is alone).
@@ -147,17 +147,17 @@ def cut(
     They are neighbours by length and about equally large, so that processes which take turns are done together. Their
     number is the one that takes the least time: few have more padding, many cost `overhead` slots each.
     """
-    order = update[by_length(src_lengths[update], tgt_lengths[update])]
+    order = update[length_order(src_lengths[update], tgt_lengths[update])]
     src, tgt = int(src_lengths[order].sum()), int(tgt_lengths[order].sum())
-    filled = partial(fill, order, src_lengths, tgt_lengths, limit)
+    round_up = partial(fill, order, src_lengths, tgt_lengths, limit)
     best, least, rounds = list[Numbers](), math.inf, math.ceil(max(src, tgt) / limit / processes)
     while True:
         count = rounds * processes
         # The smallest size, to two per cent, with which so few parts hold all pairs: so they are equally large.
         sizes = [*((src + tgt) / count * 2 ** (np.arange(64) / 32)), math.inf]
-        size = bisect_left(sizes, True, key=lambda most: len(filled(most)) <= count)
+        size = bisect_left(sizes, True, key=lambda most: len(round_up(most)) <= count)
         if size < len(sizes):  # Else the limit needs more parts.
-            parts = filled(sizes[size])
+            parts = round_up(sizes[size])
             costs = [slots(src_lengths[part], tgt_lengths[part]) + overhead for part in parts]
             time = max(sum(costs[rank::processes]) for rank in range(processes))
             if time >= least:
@@ -166,7 +166,7 @@ def cut(
         rounds += 1
 
 
-def share(micro_batches: Sequence[Numbers], rank: int, size: int) -> list[tuple[int, Numbers]]:
+def shard(micro_batches: Sequence[Numbers], rank: int, size: int) -> list[tuple[int, Numbers]]:
     """The micro-batches that process `rank` of `size` computes, with their numbers in the update.
 
     Every process gets equally many. Where there are too few, some get number -1: the first one, to be given weight
@@ -242,13 +242,13 @@ def batches(lengths: Sequence[int], rows: int, most: int, together: int = 1) -> 
         starts = [0]
         while starts[-1] < len(order):
             longest = max(1, lengths[order[starts[-1]]])
-            fit = min(most // (longest * rows), limit // (longest + BESIDES))
+            fit = min(most // (longest * rows), limit // (longest + PAIR_OVERHEAD))
             starts.append(min(starts[-1] + max(1, fit), len(order)))
         return starts
 
-    whole = sum(length + BESIDES for length in lengths) + most
+    whole = sum(length + PAIR_OVERHEAD for length in lengths) + most
     needed = len(cuts(whole)) - 1
-    wanted = max(needed, min(-(-needed // together) * together, len(order) // FEWEST))
+    wanted = max(needed, min(-(-needed // together) * together, len(order) // MIN_BATCH))
     # The smallest limit with so few batches is the one that makes them equal.
     limit = bisect_left(range(whole), True, key=lambda limit: len(cuts(limit)) - 1 <= wanted)
     return [order[start:end] for start, end in itertools.pairwise(cuts(limit))]

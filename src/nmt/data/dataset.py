@@ -20,7 +20,7 @@ from tqdm import tqdm
 from nmt.config import EncodeConfig
 from nmt.data.batching import Numbers
 from nmt.data.tokenizer import Tokenizer, load_tokenizers
-from nmt.errors import DataError, counted, told
+from nmt.errors import DataError, counted, describe_error
 from nmt.io import decode_line, lines_of, sha256_of
 from nmt.special_tokens import EOS, PAD
 
@@ -215,7 +215,7 @@ def open_dataset(folder: Path, split: str, src: str, tgt: str, *, verify: bool =
         try:
             found = sha256_of(folder / name)
         except OSError as error:
-            raise DataError(f"cannot read {told(error, folder / name)}; run nmt encode again.") from error
+            raise DataError(f"cannot read {describe_error(error, folder / name)}; run nmt encode again.") from error
         if found != meta["sha256"].get(name):
             raise DataError(f"{folder / name} is not what was written (its SHA-256 differs); run nmt encode again.")
 
@@ -255,7 +255,7 @@ class Lines:
         try:
             self.bytes = _mapped(path, np.uint8)
         except OSError as error:
-            raise DataError(f"cannot read {told(error, path)}; run nmt clean again.") from error
+            raise DataError(f"cannot read {describe_error(error, path)}; run nmt clean again.") from error
         blocks = range(0, len(self.bytes), BLOCK)
         ends = [np.flatnonzero(self.bytes[start : start + BLOCK] == ord("\n")) + start + 1 for start in blocks]
         self.starts = np.concatenate([[0], *ends, [len(self.bytes)]])

@@ -244,7 +244,7 @@ def _gaps(dropout: float, seed: int) -> Iterator[int]:
 
 
 def train_bpe(clean: Path, settings: BpeConfig, languages: tuple[str, str], out: Path) -> dict[str, Any]:
-    """Make the models of `clean/train.{language}` in `out`, and certificate.json beside them; returns the certificate.
+    """Make the models of `clean/train.{language}` in `out`, and verification.json beside them; returns the certificate.
 
     Raises ConfigError for a vocabulary that this corpus can't have, DataError for a model that doesn't give text back.
     """
@@ -267,17 +267,17 @@ def train_bpe(clean: Path, settings: BpeConfig, languages: tuple[str, str], out:
             write_bytes(out / f"{name}.model", model)
             write_lines(out / f"{name}.vocab", tokenizer.vocabulary())
             tokenizers |= dict.fromkeys(sides, tokenizer)
-        certificate = certify(tokenizers, train, dev, bar.update)
-    write_lines(out / "certificate.json", [json.dumps(certificate, ensure_ascii=False, indent=1)])
-    for side, found in certificate["sides"].items():
+        verification = verify_tokenizer(tokenizers, train, dev, bar.update)
+    write_lines(out / "verification.json", [json.dumps(verification, ensure_ascii=False, indent=1)])
+    for side, found in verification["sides"].items():
         if found["unknown"] or found["first_change"]:
             raise DataError(
                 f"{clean / f'train.{side}'}: {counted(found['changed_lines'], 'line')} would come back changed (the "
                 f"first is line {found['first_change']}), and {counted(found['unknown'], 'token')} would be unknown."
             )
-    if certificate["bleu_ceiling"] is None:
+    if verification["bleu_ceiling"] is None:
         raise DataError(f"{clean}/dev.*: some lines don't come back from the vocabulary as they were.")
-    return certificate
+    return verification
 
 
 def load_tokenizers(folder: Path, src: str, tgt: str) -> tuple[Tokenizer, Tokenizer]:
@@ -289,7 +289,7 @@ def load_tokenizers(folder: Path, src: str, tgt: str) -> tuple[Tokenizer, Tokeni
     return Tokenizer.load(folder / f"{src}.model"), Tokenizer.load(folder / f"{tgt}.model")
 
 
-def certify(
+def verify_tokenizer(
     tokenizers: Mapping[str, Tokenizer],
     train: Mapping[str, Sequence[str]],
     dev: Mapping[str, Sequence[str]],
@@ -335,21 +335,21 @@ def certify(
     return {"models": models, "sides": sides, "bleu_ceiling": 100.0 if whole else None}
 
 
-def certificate_lines(certificate: Mapping[str, Any]) -> list[str]:
+def verification_lines(verification: Mapping[str, Any]) -> list[str]:
     """The certificate as a table for the terminal."""
     found = []
-    for name, model in certificate["models"].items():
+    for name, model in verification["models"].items():
         found.append(
             f"{name}: {model['pieces']:,} pieces; {model['rare_pieces']:,} ({model['rare_share']:.1%}) are seen fewer "
             f"than {RARE} times in train"
         )
     found.append("       lines  tokens/line   bytes  unknown  changed by encode+decode")
-    for side, row in certificate["sides"].items():
+    for side, row in verification["sides"].items():
         found.append(
             f"{side:<3}{row['lines']:>9,}{row['tokens_per_sentence']:>13.2f}{row['byte_share']:>8.2%}"
             f"{row['unknown']:>9,}{row['changed_lines']:>26,}"
         )
-    ceiling = certificate["bleu_ceiling"]
+    ceiling = verification["bleu_ceiling"]
     return [*found, f"BLEU ceiling on dev: {ceiling:.1f}" if ceiling else "BLEU ceiling on dev: below 100"]
 
 

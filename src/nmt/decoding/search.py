@@ -94,7 +94,7 @@ def beam_search(
     results: list[list[Hypothesis]] = [[] for _ in limits]
     ended_B = torch.zeros(len(limits), dtype=torch.long, device=device)
     places = list(range(len(limits)))  # in `limit_B`, of the sentences that are still searched
-    live, done = _Pool.empty(len(limits), beam, device), _Pool.empty(len(limits), n_best, device)
+    live, done = _BeamState.empty(len(limits), beam, device), _BeamState.empty(len(limits), n_best, device)
     # The rows of a sentence begin equal: only its first may count, or the beam would hold one hypothesis many times.
     live.logp_BX[:, 0] = 0
     last_R = torch.full((len(limits) * beam,), BOS, device=device)
@@ -108,12 +108,12 @@ def beam_search(
         tokens_BCT = torch.cat([_pick(live.tokens_BXT, row_BC), token_BC.unsqueeze(2)], dim=2)
         ends_BC = token_BC == EOS
 
-        ended = _Pool(tokens_BCT, logp_BC, _only(ends_BC, logp_BC / penalty(step + 1, alpha, length_penalty)))
+        ended = _BeamState(tokens_BCT, logp_BC, _only(ends_BC, logp_BC / penalty(step + 1, alpha, length_penalty)))
         ended = ended.first(beam)
         done, _ = done.joined(ended).best(n_best)
         ended_B = ended_B + (ended.score_BX > -math.inf).sum(1)
         goes_on_BC = _only(~ends_BC, logp_BC)
-        longer, on_BW = _Pool(tokens_BCT, goes_on_BC, goes_on_BC).best(beam)
+        longer, on_BW = _BeamState(tokens_BCT, goes_on_BC, goes_on_BC).best(beam)
         beaten_B = done.score_BX[:, -1] >= longer.score_BX[:, 0] / largest_B
         if patience:
             beaten_B |= ended_B >= beam * patience
@@ -122,7 +122,7 @@ def beam_search(
         rows_BW = row_BC.gather(1, on_BW) + beam * torch.arange(B, device=device).unsqueeze(1)
         if not all(stays):
             leaving = [b for b, stay in enumerate(stays) if not stay]
-            going = _closed_up(stays)
+            going = _compact(stays)
             leaving_B, going_B = (torch.tensor(them, dtype=torch.long, device=device) for them in (leaving, going))
             found = done.of(leaving_B).listed(finished=True)
             if not all(found):
@@ -130,7 +130,7 @@ def beam_search(
                 cut = live.of(leaving_B).listed(finished=False, divisor=penalty(max(step, 1), alpha, length_penalty))
                 found = [hyps or cut_hyps[:n_best] for hyps, cut_hyps in zip(found, cut, strict=True)]
             for b, hyps in zip(leaving, found, strict=True):
-                results[places[b]] = _sound(hyps)
+                results[places[b]] = _check_finite(hyps)
             places = [places[b] for b in going]
             longer, done, rows_BW, ended_B = longer.of(going_B), done.of(going_B), rows_BW[going_B], ended_B[going_B]
             limit_at_B, largest_B, forced_BP = limit_at_B[going_B], largest_B[going_B], forced_BP[going_B]
@@ -142,7 +142,7 @@ def beam_search(
     return results
 
 
-def _closed_up(stays: Sequence[bool]) -> list[int]:
+def _compact(stays: Sequence[bool]) -> list[int]:
     """The places of those that stay, in a new order: one from the end for each that leaves, so that few must move."""
     order, size = list(range(len(stays))), sum(stays)
     last = (place for place in reversed(order) if stays[place])
@@ -153,7 +153,7 @@ def greedy_search(
     decoder: Decoder, limit_B: Sequence[int], prefixes: Prefixes = None, device: torch.device | str = "cpu"
 ) -> list[Hypothesis]:
     """The translation of each sentence that takes the likeliest token every time (of equal ones the first)."""
-    return _follow(decoder, limit_B, prefixes, device, lambda logp_BV, step, place_B: logp_BV.argmax(1))
+    return _decode_single(decoder, limit_B, prefixes, device, lambda logp_BV, step, place_B: logp_BV.argmax(1))
 
 
 def sample(
@@ -167,7 +167,7 @@ def sample(
     prefixes: Prefixes = None,
     device: torch.device | str = "cpu",
 ) -> list[Hypothesis]:
-    """A translation of each sentence by chance, from the distributions that `draw` describes.
+    """A translation of each sentence by chance, from the distributions that `sample_token` describes.
 
     A sentence's chance comes from its own CPU generator alone, whatever it is batched with. `logp` is the model's: it
     knows nothing of temperature and cuts.
@@ -178,12 +178,12 @@ def sample(
     chance_BT = pad_sequence(chances, batch_first=True).to(device) if chances else torch.empty(0, 0)
 
     def choose(logp_BV: Tensor, step: int, place_B: Tensor) -> Tensor:
-        return draw(logp_BV, chance_BT[place_B, step], temperature, top_k, top_p)
+        return sample_token(logp_BV, chance_BT[place_B, step], temperature, top_k, top_p)
 
-    return _follow(decoder, limit_B, prefixes, device, choose)
+    return _decode_single(decoder, limit_B, prefixes, device, choose)
 
 
-def draw(logp_BV: Tensor, chance_B: Tensor, temperature: float, top_k: int, top_p: float) -> Tensor:
+def sample_token(logp_BV: Tensor, chance_B: Tensor, temperature: float, top_k: int, top_p: float) -> Tensor:
     """The token whose share of the cumulative distribution, likeliest first, holds `chance_B` (0 <= chance < 1).
 
     The distribution is p^(1/temperature); of that the `top_k` likeliest tokens (0: all); of those the fewest that
@@ -198,7 +198,7 @@ def draw(logp_BV: Tensor, chance_B: Tensor, temperature: float, top_k: int, top_
     return token_BV.gather(1, place_B1.minimum((share_BV > 0).sum(1, keepdim=True) - 1)).squeeze(1)
 
 
-def _follow(
+def _decode_single(
     decoder: Decoder,
     limit_B: Sequence[int],
     prefixes: Prefixes,
@@ -221,17 +221,17 @@ def _follow(
         logp_B[place_B] += logp_BV.gather(1, last_B.unsqueeze(1)).squeeze(1).where(fits_B, 0.0)
         stays = ((last_B != EOS) & fits_B).tolist()
         if not all(stays):
-            going_B = torch.tensor(_closed_up(stays), dtype=torch.long, device=device)
+            going_B = torch.tensor(_compact(stays), dtype=torch.long, device=device)
             if any(stays):
                 decoder.select(going_B)
             place_B, last_B = place_B[going_B], last_B[going_B]
         step += 1
     rows = zip(tokens_BT.tolist(), logp_B.tolist(), strict=True)
     found = [_hypothesis(tokens, logp, logp, finished=EOS in tokens) for tokens, logp in rows]
-    return _sound(found) if found else []
+    return _check_finite(found) if found else []
 
 
-class _Pool(NamedTuple):
+class _BeamState(NamedTuple):
     """Hypotheses of each sentence; a place without one has the score -inf."""
 
     tokens_BXT: Tensor
@@ -239,28 +239,28 @@ class _Pool(NamedTuple):
     score_BX: Tensor
 
     @staticmethod
-    def empty(sentences: int, places: int, device: torch.device | str) -> "_Pool":
+    def empty(sentences: int, places: int, device: torch.device | str) -> "_BeamState":
         """No hypotheses yet; scores and log-probabilities are one tensor, as they are while hypotheses live."""
         nothing_BX = torch.full((sentences, places), -math.inf, device=device)
         tokens_BXT = torch.empty(sentences, places, 0, dtype=torch.long, device=device)
-        return _Pool(tokens_BXT, nothing_BX, nothing_BX)
+        return _BeamState(tokens_BXT, nothing_BX, nothing_BX)
 
-    def joined(self, longer: "_Pool") -> "_Pool":
+    def joined(self, longer: "_BeamState") -> "_BeamState":
         """These, and after them those of `longer`, which have one token more."""
         tokens_BXT = torch.cat([pad(self.tokens_BXT, (0, 1), value=PAD), longer.tokens_BXT], dim=1)
         rest = (torch.cat(pair, dim=1) for pair in zip(self[1:], longer[1:], strict=True))
-        return _Pool(tokens_BXT, *rest)
+        return _BeamState(tokens_BXT, *rest)
 
-    def best(self, count: int) -> "tuple[_Pool, Tensor]":
+    def best(self, count: int) -> "tuple[_BeamState, Tensor]":
         """The `count` of highest score for each sentence, the best first, and their places here."""
         score_BX, place_BX = _largest(self.score_BX, count)
-        return _Pool(_pick(self.tokens_BXT, place_BX), self.logp_BX.gather(1, place_BX), score_BX), place_BX
+        return _BeamState(_pick(self.tokens_BXT, place_BX), self.logp_BX.gather(1, place_BX), score_BX), place_BX
 
-    def first(self, count: int) -> "_Pool":
-        return _Pool(*(part[:, :count] for part in self))
+    def first(self, count: int) -> "_BeamState":
+        return _BeamState(*(part[:, :count] for part in self))
 
-    def of(self, sentence_B: Tensor) -> "_Pool":
-        return _Pool(*(part[sentence_B] for part in self))
+    def of(self, sentence_B: Tensor) -> "_BeamState":
+        return _BeamState(*(part[sentence_B] for part in self))
 
     def listed(self, *, finished: bool, divisor: float = 1.0) -> list[list[Hypothesis]]:
         """The hypotheses of each sentence, their scores over `divisor`."""
@@ -279,7 +279,7 @@ def _hypothesis(tokens: Sequence[int], score: float, logp: float, *, finished: b
     return Hypothesis(tuple(token for token in tokens if token not in (PAD, EOS)), score, logp, finished)
 
 
-def _sound(found: list[Hypothesis]) -> list[Hypothesis]:
+def _check_finite(found: list[Hypothesis]) -> list[Hypothesis]:
     """These, if the model gave probabilities: with NaN nothing is found, or nothing of a token, or of no score."""
     if not found or any(not hyp.tokens or math.isnan(hyp.logp) for hyp in found):
         raise NmtError(

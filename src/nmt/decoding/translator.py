@@ -23,7 +23,7 @@ from nmt.decoding.sentence_splitter import cut_to_fit
 from nmt.decoding.worker_pool import most_processes, share_out
 from nmt.distributed import gpu_defaults
 from nmt.distributed.host import warn_of_slow
-from nmt.distributed.world import bound_kernels, choose_device, gpu_of
+from nmt.distributed.world import choose_device, gpu_of, limit_onednn_cache
 from nmt.errors import CheckpointError, ConfigError, DataError, counted
 from nmt.evaluation.outputs import is_repeated
 from nmt.model.transformer import Transformer
@@ -115,7 +115,7 @@ _Found = tuple[_Part, list[Hypothesis]]
 Share = Callable[[int, Callable[[int], Any]], Iterator[tuple[int, Any]]]
 """Has so many tasks done by several processes; gives each one's number and its result, in any order, as JSON has it."""
 
-TOGETHER = 4
+BATCH_MULTIPLE = 4
 """Batches come in such multiples on a CPU, where processes share them. So one, two or four have equal work."""
 
 
@@ -178,7 +178,7 @@ class Translator:
         All processes that `share` one translation call it with the same lines, and get the same texts.
         """
         self.model, self.normaliser, self.device, self.share = model, normaliser, torch.device(device), share
-        self.together = TOGETHER if self.device.type == "cpu" else 1
+        self.together = BATCH_MULTIPLE if self.device.type == "cpu" else 1
         self.src_tokenizer, self.tgt_tokenizer = src_tokenizer, tgt_tokenizer
         self.src, self.tgt, self.settings = config.data.src, config.data.tgt, config.translate
         size = next(model.parameters()).element_size()
@@ -208,7 +208,7 @@ class Translator:
                     f"{embedding.num_embeddings:,}; put back the tokenizer that the run was trained with."
                 )
         warn_of_slow("translate.precision", config.translate.precision, place)
-        bound_kernels(place, config.translate.precision, 256)
+        limit_onednn_cache(place, config.translate.precision, 256)
         for weight in model.to(place).parameters():  # Not buffers: in half precision angles beyond 256 are not apart.
             weight.data = weight.data.to(getattr(torch, config.translate.precision))
         return cls(model, *tokenizers, Normaliser.load(run / "normalisation.json"), config, place)

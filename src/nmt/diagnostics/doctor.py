@@ -19,7 +19,7 @@ import torch
 from nmt.config import Config
 from nmt.data.tokenizer import Tokenizer, load_tokenizers
 from nmt.decoding.translator import Options, Translation, Translator
-from nmt.diagnostics.trial_runs import COMPARABLE, SAVE_EVERY, STEPS, Bench, hashes, options, read_losses
+from nmt.diagnostics.trial_runs import COMPARABLE, SAVE_EVERY, STEPS, TrialRuns, hashes, options, read_losses
 from nmt.distributed import host
 from nmt.distributed.world import choose_device
 from nmt.errors import NmtError, counted
@@ -38,13 +38,13 @@ LEAST_EQUAL = 0.999
 LARGEST_SCORE_DIFFERENCE = 1e-3
 """Of a translation's score. A tiny model says much the same of every line; its scores show what its texts may hide."""
 
-LINES, TOGETHER, MOST_TOKENS = 128, 64, 20
+LINES, BATCH_MULTIPLE, MOST_TOKENS = 128, 64, 20
 """Lines that are translated, how many of them together, and tokens of the longest translation."""
 
 MOST_TEXT = 10_000
 """Training lines of each language that go through the tokenizer; nmt bpe has proven all of them."""
 
-NASTY = (
+EDGE_CASES = (
     "", " ", "  two  spaces  ", "\t", "tab\tin it", "\r", "carriage\rreturn", "\x00", "\x07\x1b[0m",
     "\x85\u2028\u2029", "\u3000全角　空格\u3000", "，。！？：；（）“”‘’……——", ",.!?:;()\"'", "ＡＢＣ１２３",
     "①② ½ ﬁ ㈱", "e\u0301 é", "한국어 가", "\u200b\u200d\u2060\ufeff", "\u202eright to left\u202c",
@@ -56,7 +56,7 @@ NASTY = (
 
 
 @dataclass(frozen=True)
-class Proof:
+class Check:
     """What came of one."""
 
     outcome: Literal["passed", "failed", "not run"]
@@ -65,15 +65,15 @@ class Proof:
     seconds: float = 0.0
 
 
-def verdict(holds: bool, figure: str) -> Proof:
+def verdict(holds: bool, figure: str) -> Check:
     """Passed or failed."""
-    return Proof("passed" if holds else "failed", figure)
+    return Check("passed" if holds else "failed", figure)
 
 
 # ── what is compared ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def judge_losses(alone: Sequence[float], shared: Sequence[float], where: str) -> Proof:
+def judge_losses(alone: Sequence[float], shared: Sequence[float], where: str) -> Check:
     """The losses of each step in one process and in two."""
     if not alone or len(alone) != len(shared):
         return verdict(False, f"{counted(len(alone), 'step')} in one process, {len(shared)} in two")
@@ -82,20 +82,22 @@ def judge_losses(alone: Sequence[float], shared: Sequence[float], where: str) ->
     return verdict(holds, f"losses of {len(gaps)} steps differ by at most {max(gaps):.1e}, {where}")
 
 
-def judge_translations(lines: int, alone: Sequence[Translation], together: Sequence[Translation]) -> Proof:
+def judge_translations(lines: int, alone: Sequence[Translation], together: Sequence[Translation]) -> Check:
     """The translations of the same lines, each by itself and many together."""
     if not len(alone) == len(together) == lines:
         return verdict(
-            False, f"{counted(lines, 'line')} became {len(alone)} one by one, {len(together)} at batch {TOGETHER}"
+            False, f"{counted(lines, 'line')} became {len(alone)} one by one, {len(together)} at batch {BATCH_MULTIPLE}"
         )
     pairs = list(zip(alone, together, strict=True))
     equal = sum(one.text == other.text for one, other in pairs)
     gaps = [abs(one.score - other.score) for one, other in pairs]
     holds = equal >= LEAST_EQUAL * lines and all(gap <= LARGEST_SCORE_DIFFERENCE for gap in gaps)
-    return verdict(holds, f"{equal} of {lines} texts equal at batch 1 and {TOGETHER}, scores within {max(gaps):.1e}")
+    return verdict(
+        holds, f"{equal} of {lines} texts equal at batch 1 and {BATCH_MULTIPLE}, scores within {max(gaps):.1e}"
+    )
 
 
-def judge_text(lines: Mapping[str, Sequence[str]], back: Mapping[str, Sequence[str]]) -> Proof:
+def judge_text(lines: Mapping[str, Sequence[str]], back: Mapping[str, Sequence[str]]) -> Check:
     """Text before and after encoding and decoding, by where it is from."""
     changed = [
         (where, number)
@@ -112,7 +114,7 @@ def judge_text(lines: Mapping[str, Sequence[str]], back: Mapping[str, Sequence[s
 # ── the proofs ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def prove_resume(bench: Bench, chance: random.Random) -> Proof:
+def check_resume(bench: TrialRuns, chance: random.Random) -> Check:
     """A training that is killed at a random moment goes on to the very weights of one that is not."""
     whole = bench.train("whole")
     for attempt in range(5):
@@ -120,7 +122,7 @@ def prove_resume(bench: Bench, chance: random.Random) -> Proof:
         if bench.kill(f"killed-{attempt}", chance.randint(SAVE_EVERY + 1, STEPS - SAVE_EVERY), chance.uniform(0, 0.1)):
             break
     else:
-        return Proof("not run", "the training was always over before it could be killed")
+        return Check("not run", "the training was always over before it could be killed")
     run = bench.folder / f"killed-{attempt}"
     point, killed = checkpoint.newest(run), len(read_losses(run))
     if point is None:
@@ -137,12 +139,12 @@ def prove_resume(bench: Bench, chance: random.Random) -> Proof:
     return verdict(False, f"{told}: SHA-256 {there[0][:12]} became {here[0][:12]}, weights differ by up to {gap:.1e}")
 
 
-def prove_ranks(bench: Bench, device: torch.device) -> Proof:
+def check_ranks(bench: TrialRuns, device: torch.device) -> Check:
     """Two processes have the losses of one."""
     backends = host.backends()
     on_gpus = device.type == "cuda" and len(host.gpus()) > 1 and backends["nccl"]
     if not on_gpus and not backends["gloo"]:
-        return Proof("not run", "this torch has no gloo, which CPU processes talk through")
+        return Check("not run", "this torch has no gloo, which CPU processes talk through")
     words = [*options(COMPARABLE), "--device", "cuda" if on_gpus else "cpu"]
     alone, shared = bench.train("alone", *words), bench.train("shared", *words, processes=2)
     return judge_losses(read_losses(alone), read_losses(shared), "on 2 GPUs" if on_gpus else "on 2 CPU processes")
@@ -152,9 +154,9 @@ Translate = Callable[[Sequence[str], int], Sequence[Translation]]
 """Translates lines, so many in each batch."""
 
 
-def prove_decode(translate: Translate, lines: Sequence[str]) -> Proof:
+def check_decode(translate: Translate, lines: Sequence[str]) -> Check:
     """A line's translation doesn't depend on what is translated with it."""
-    return judge_translations(len(lines), translate(lines, 1), translate(lines, TOGETHER))
+    return judge_translations(len(lines), translate(lines, 1), translate(lines, BATCH_MULTIPLE))
 
 
 def at_batch(run: Path, device: str, lines: Sequence[str], size: int) -> list[Translation]:
@@ -165,16 +167,16 @@ def at_batch(run: Path, device: str, lines: Sequence[str], size: int) -> list[Tr
     return [best for best, *_ in translator.stream(lines, Options(max_length=MOST_TOKENS), window=size)]
 
 
-def prove_tokenizer(tokenizers: Mapping[str, Tokenizer], text: Mapping[str, Sequence[str]]) -> Proof:
+def check_tokenizer_round_trip(tokenizers: Mapping[str, Tokenizer], text: Mapping[str, Sequence[str]]) -> Check:
     """Every line comes back from the vocabulary as it was; `text` is by language."""
-    text = {name: [*lines, *NASTY] for name, lines in text.items()}
+    text = {name: [*lines, *EDGE_CASES] for name, lines in text.items()}
     return judge_text(text, {name: tokenizers[name].decode(tokenizers[name].encode(text[name])) for name in text})
 
 
 # ── the whole ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def examine(config: Config, words: Sequence[str], clean: Path, bpe: Path, device: str) -> dict[str, Proof]:
+def run_checks(config: Config, words: Sequence[str], clean: Path, bpe: Path, device: str) -> dict[str, Check]:
     """All proofs by name, on the data of a recipe; `words` are its options on the command line."""
     languages = config.data.src, config.data.tgt
     text = {language: _some_lines(clean / f"train.{language}", MOST_TEXT) for language in languages}
@@ -183,16 +185,16 @@ def examine(config: Config, words: Sequence[str], clean: Path, bpe: Path, device
     to_translate = [*_some_lines(clean / f"dev.{config.data.src}", LINES), ""]
     # A signal unwinds these blocks like an error: first the training's, which kills, then the folder's, which removes.
     with tempfile.TemporaryDirectory(prefix="nmt-doctor-") as folder:
-        bench = Bench(Path(folder), [*words, "--device", device])
-        proofs: dict[str, Callable[[], Proof]] = {
-            "resume": partial(prove_resume, bench, random.Random()),
-            "ranks": partial(prove_ranks, bench, choose_device(device)),
-            "decode": lambda: prove_decode(partial(at_batch, bench.folder / "whole", device), to_translate),
-            "tokenizer": lambda: prove_tokenizer(
+        bench = TrialRuns(Path(folder), [*words, "--device", device])
+        checks: dict[str, Callable[[], Check]] = {
+            "resume": partial(check_resume, bench, random.Random()),
+            "ranks": partial(check_ranks, bench, choose_device(device)),
+            "decode": lambda: check_decode(partial(at_batch, bench.folder / "whole", device), to_translate),
+            "tokenizer": lambda: check_tokenizer_round_trip(
                 dict(zip(languages, load_tokenizers(bpe, *languages), strict=True)), text
             ),
         }
-        return {name: carry_out(name, proof) for name, proof in proofs.items()}
+        return {name: run_check(name, proof) for name, proof in checks.items()}
 
 
 def _some_lines(path: Path, most: int) -> list[str]:
@@ -200,7 +202,7 @@ def _some_lines(path: Path, most: int) -> list[str]:
         return [text for text, _ in itertools.islice(lines_of(stream), most)]
 
 
-def carry_out(name: str, proof: Callable[[], Proof]) -> Proof:
+def run_check(name: str, proof: Callable[[], Check]) -> Check:
     """Do one proof and time it; whatever goes wrong in it is its result."""
     log.info("doctor: %s ...", name)
     begun = time.monotonic()
@@ -208,10 +210,10 @@ def carry_out(name: str, proof: Callable[[], Proof]) -> Proof:
         found = proof()
     except Exception as error:
         log.debug("doctor: %s", name, exc_info=True)
-        found = Proof("failed", str(error) if isinstance(error, NmtError) else f"{type(error).__name__}: {error}")
+        found = Check("failed", str(error) if isinstance(error, NmtError) else f"{type(error).__name__}: {error}")
     return replace(found, seconds=round(time.monotonic() - begun, 1))
 
 
-def lines(proofs: Mapping[str, Proof]) -> list[str]:
+def lines(checks: Mapping[str, Check]) -> list[str]:
     """The proofs as a table for the terminal."""
-    return [f"{name:<10} {proof.outcome:<8} {proof.seconds:6.1f} s  {proof.figure}" for name, proof in proofs.items()]
+    return [f"{name:<10} {proof.outcome:<8} {proof.seconds:6.1f} s  {proof.figure}" for name, proof in checks.items()]

@@ -40,7 +40,7 @@ LIMIT = 600
 
 
 @dataclass(frozen=True)
-class Bench:
+class TrialRuns:
     """A temporary folder, and the command that trains in it."""
 
     folder: Path

@@ -157,7 +157,7 @@ def _word(path: Path) -> tuple[float, str]:
         return 0.0, ""
 
 
-def leave_word(text: str, *, is_consequence: bool = False) -> None:
+def write_error_file(text: str, *, is_consequence: bool = False) -> None:
     """Tell whoever started this process why it fails, in the file that torchrun's agent and `launch` read.
 
     The earliest word is taken for the cause; a consequence, such as a lost connection, is dated later than it is.

@@ -24,7 +24,7 @@ from nmt.errors import ConfigError, LostContact, NmtError, first_line
 
 
 @dataclass(frozen=True)
-class Later:
+class AsyncWork:
     """A number that the processes agree on while this one goes on."""
 
     value: Tensor
@@ -49,7 +49,7 @@ class World:
     """Number of this process among those of its machine."""
 
     @property
-    def leads(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this is the process that prints and writes."""
         return self.rank == 0
 
@@ -61,9 +61,9 @@ class World:
         distributed.all_reduce(tensor, group=self.control)
         return [float(value) for value in tensor.tolist()]
 
-    def from_leader(self, values: Sequence[float]) -> list[float]:
+    def broadcast(self, values: Sequence[float]) -> list[float]:
         """The leader's values, equal on all; the others' are not looked at."""
-        return self.sum(values if self.leads else [0.0] * len(values))
+        return self.sum(values if self.is_main else [0.0] * len(values))
 
     def spread(self, tensors: Iterable[Tensor]) -> None:
         """Give every process the leader's values, in place."""
@@ -75,11 +75,11 @@ class World:
         """Wait until every process is here."""
         self.sum([0.0])
 
-    def largest(self, value: int) -> Later:
+    def all_reduce_max(self, value: int) -> AsyncWork:
         """The largest value of all processes, which is not waited for here."""
         tensor = torch.tensor(value)
         work = distributed.all_reduce(tensor, distributed.ReduceOp.MAX, group=self.control, async_op=True)
-        return Later(tensor, work)
+        return AsyncWork(tensor, work)
 
     def gather(self, data: bytes) -> list[bytes]:
         """What each process gives, by rank, equal on all."""
@@ -163,7 +163,7 @@ def gpu_of(device: torch.device) -> Gpu | None:
     return Gpu(memory, torch.cuda.is_bf16_supported(including_emulation=False))
 
 
-def bound_kernels(device: torch.device, precision: str, count: int) -> None:
+def limit_onednn_cache(device: torch.device, precision: str, count: int) -> None:
     """Let a CPU keep the code of `count` products in half precision, each with its shapes, and not of 1024.
 
     oneDNN makes it anew for each shape. Few micro-batches have the same shapes, so what is kept for those that never
@@ -180,7 +180,7 @@ def is_launched() -> bool:
 
 
 @contextmanager
-def join(device: str = "auto", timeout: float = 600.0) -> Iterator[World]:
+def init_distributed(device: str = "auto", timeout: float = 600.0) -> Iterator[World]:
     """The world of this process: what torchrun's environment says, or one process alone.
 
     A process waits `timeout` seconds for the others, here and later. Raises ConfigError if the environment is not
@@ -218,14 +218,14 @@ def join(device: str = "auto", timeout: float = 600.0) -> Iterator[World]:
     except BaseException as error:
         if backend == "nccl":
             end = _abort_process_group  # The other waits for what runs on the GPU, and so for a process that is dead.
-        let_go(error)
+        release_frames(error)
         raise
     finally:
         # Ends gloo's threads if nothing else holds the group. One that still ran when the interpreter ends would abort.
         end()
 
 
-def let_go(error: BaseException | None) -> None:
+def release_frames(error: BaseException | None) -> None:
     """Forget what the functions held that an error came through, such as the model and the results of its layers."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
@@ -270,7 +270,7 @@ def is_lost_contact(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)
 
 
-def parallelize(model: nn.Module, world: World) -> nn.Module:
+def wrap_ddp(model: nn.Module, world: World) -> nn.Module:
     """The model as one whose gradients are the mean over all processes after each backward pass."""
     if world.size == 1:
         return model

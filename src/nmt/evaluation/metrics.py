@@ -178,14 +178,14 @@ def evaluate(
     _check_texts(tgt, hypotheses=hyps, references=refs)
     first = [row[:1] for row in refs]
     several = any(len(row) > 1 for row in refs)
-    floor = _scores(floor_translations(*train, srcs), first, tgt, replace(settings, bootstrap=0)) if train else {}
+    floor = _scores(baseline_translations(*train, srcs), first, tgt, replace(settings, bootstrap=0)) if train else {}
     return {
         "lines": len(hyps),
         "split": {"sources": _digest(srcs), "references": _digest(refs)},
         "scores": _plain(_scores(hyps, first, tgt, settings)),
         "scores_all_references": _plain(_scores(hyps, refs, tgt, settings)) if several else None,
         "floor": _plain(floor) or None,
-        "ceiling": human_ceiling(refs, tgt),
+        "ceiling": human_score(refs, tgt),
         "outputs": suspicious(hyps, srcs),
         "lengths": by_length(hyps, srcs, first, tgt),
     }
@@ -235,7 +235,7 @@ def trigrams(text: str) -> set[str]:
     return {text[i : i + 3] for i in range(len(text) - 2)} or {text}
 
 
-def floor_translations(train_src: Sequence[str], train_tgt: Sequence[str], srcs: Sequence[str]) -> list[str]:
+def baseline_translations(train_src: Sequence[str], train_tgt: Sequence[str], srcs: Sequence[str]) -> list[str]:
     """What a lookup table says: the target of the training pair whose source is the most like each of `srcs`.
 
     Likeness is the Jaccard index of the trigrams; of equals the first pair wins. What a model scores above this it
@@ -261,7 +261,7 @@ def floor_translations(train_src: Sequence[str], train_tgt: Sequence[str], srcs:
     return found
 
 
-def human_ceiling(refs: Refs, tgt: str) -> dict[str, Any] | None:
+def human_score(refs: Refs, tgt: str) -> dict[str, Any] | None:
     """BLEU of the first reference against the others, where there are others; None when such lines are too few."""
     several = [row for row in refs if len(row) > 1]
     if len(several) < FEWEST_FOR_CEILING:
@@ -322,12 +322,12 @@ def score_lines(scores: Mapping[str, Any], title: str = "", floor: Mapping[str, 
     for name, found in scores.items():
         text = f"{found['name']}{title}: {found['value']:.2f}{_uncertainty(found)}"
         if floor:
-            text += "   " + floor_text(name, found["value"], floor[name]["value"])
+            text += "   " + baseline_text(name, found["value"], floor[name]["value"])
         lines += [text, f"  {found['signature']}"]
     return lines
 
 
-def floor_text(metric: str, value: float, floor: float) -> str:
+def baseline_text(metric: str, value: float, floor: float) -> str:
     """The floor, and how far above it a score is; of a metric of which less is better, by how much it is better."""
     if not better_if(metric):
         return f"floor {floor:.2f}, {value - floor:+.2f}"

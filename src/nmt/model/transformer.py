@@ -62,19 +62,19 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.heads, self.kv_heads = config.heads, config.kv_heads or config.heads
-        self.width = config.d_model // config.heads
+        self.head_dim = config.d_model // config.heads
         self.dropout = config.attention_dropout
-        self.query = nn.Linear(config.d_model, config.d_model)
-        self.key_value = nn.Linear(config.d_model, 2 * self.kv_heads * self.width)
-        self.output = nn.Linear(config.d_model, config.d_model)
+        self.q_proj = nn.Linear(config.d_model, config.d_model)
+        self.kv_proj = nn.Linear(config.d_model, 2 * self.kv_heads * self.head_dim)
+        self.out_proj = nn.Linear(config.d_model, config.d_model)
 
     def _split(self, x_BTD: Tensor, heads: int, rotation: Rotation | None = None) -> Tensor:
-        x_BHTK = x_BTD.view(*x_BTD.shape[:2], heads, self.width).transpose(1, 2)
+        x_BHTK = x_BTD.view(*x_BTD.shape[:2], heads, self.head_dim).transpose(1, 2)
         return x_BHTK if rotation is None else apply_rope(x_BHTK, rotation)
 
     def keys_values(self, memory_BSD: Tensor, rotation: Rotation | None = None) -> tuple[Tensor, Tensor]:
         """Keys and values of these tokens, both [B, G, S, K]; `rotation` has their positions, or one for all."""
-        key_BSD, value_BSD = self.key_value(memory_BSD).chunk(2, dim=2)
+        key_BSD, value_BSD = self.kv_proj(memory_BSD).chunk(2, dim=2)
         return self._split(key_BSD, self.kv_heads, rotation), self._split(value_BSD, self.kv_heads)
 
     def forward(
@@ -85,26 +85,26 @@ class Attention(nn.Module):
         *,
         causal: bool = False,
         rotation: Rotation | None = None,
-        maps: list[Tensor] | None = None,
+        attn_weights: list[Tensor] | None = None,
     ) -> Tensor:
         """What each token of x finds where the bias, [B, 1, 1 or T, S], lets it look; or `causal`, at no later token.
 
-        With `maps` the weights [B, H, T, S] are worked out visibly and appended.
+        With `attn_weights` the weights [B, H, T, S] are worked out visibly and appended.
         """
-        query_BHTK = self._split(self.query(x_BTD), self.heads, rotation)
+        query_BHTK = self._split(self.q_proj(x_BTD), self.heads, rotation)
         key_BGSK, value_BGSK = keys_values
         shared = self.heads // self.kv_heads
-        if maps is None:
+        if attn_weights is None:
             # A decoder may keep its keys more exactly than it asks.
-            asking_BHTK = query_BHTK.to(key_BGSK.dtype)
+            grouped_BHTK = query_BHTK.to(key_BGSK.dtype)
             dropout = self.dropout if self.training else 0.0
             if shared > 1 and not causal:
                 # Queries that share keys and values stand as further tokens: on a GPU no fused kernel takes a bias
                 # and fewer key-value heads than heads. With `causal` they would no longer be in the order of time.
-                asking_BHTK = asking_BHTK.reshape(len(x_BTD), self.kv_heads, -1, self.width)
+                grouped_BHTK = grouped_BHTK.reshape(len(x_BTD), self.kv_heads, -1, self.head_dim)
                 bias = bias if bias is None or bias.shape[2] == 1 else bias.repeat(1, 1, shared, 1)
-            found_BHTK = F.scaled_dot_product_attention(
-                asking_BHTK,
+            context_BHTK = F.scaled_dot_product_attention(
+                grouped_BHTK,
                 key_BGSK,
                 value_BGSK,
                 bias,
@@ -112,13 +112,13 @@ class Attention(nn.Module):
                 is_causal=causal,
                 enable_gqa=shared > 1 and causal,
             )
-            found_BHTK = found_BHTK.view(query_BHTK.shape).to(query_BHTK.dtype)
+            context_BHTK = context_BHTK.view(query_BHTK.shape).to(query_BHTK.dtype)
         else:
             key_BHSK, value_BHSK = (kv.repeat_interleave(shared, 1) for kv in keys_values)
             weights_BHTS = attention_weights(query_BHTK, key_BHSK, bias, causal=causal)
-            maps.append(weights_BHTS)
-            found_BHTK = weights_BHTS @ value_BHSK
-        return cast(Tensor, self.output(found_BHTK.transpose(1, 2).flatten(2)))
+            attn_weights.append(weights_BHTS)
+            context_BHTK = weights_BHTS @ value_BHSK
+        return cast(Tensor, self.out_proj(context_BHTK.transpose(1, 2).flatten(2)))
 
 
 def attention_weights(query_BHTK: Tensor, key_BHSK: Tensor, bias: Tensor | None = None, *, causal: bool) -> Tensor:
@@ -143,12 +143,12 @@ class FeedForward(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.activation = config.activation
-        self.inner = nn.Linear(config.d_model, config.d_ff * (2 if config.activation == "swiglu" else 1))
+        self.fc1 = nn.Linear(config.d_model, config.d_ff * (2 if config.activation == "swiglu" else 1))
         self.dropout = Dropout(config.activation_dropout)
-        self.output = nn.Linear(config.d_ff, config.d_model)
+        self.fc2 = nn.Linear(config.d_ff, config.d_model)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        inner_BTF = self.inner(x_BTD)
+        inner_BTF = self.fc1(x_BTD)
         if self.activation == "relu":
             inner_BTF = F.relu(inner_BTF)
         elif self.activation == "gelu":
@@ -156,7 +156,7 @@ class FeedForward(nn.Module):
         else:
             gate_BTF, up_BTF = inner_BTF.chunk(2, dim=2)
             inner_BTF = F.silu(gate_BTF) * up_BTF
-        return cast(Tensor, self.output(self.dropout(inner_BTF)))
+        return cast(Tensor, self.fc2(self.dropout(inner_BTF)))
 
 
 # ── layers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -168,7 +168,7 @@ def make_norm(config: ModelConfig) -> nn.Module:
     return kind(config.d_model, eps=config.norm_eps)
 
 
-class Residual(nn.Module):
+class SublayerConnection(nn.Module):
     """norm(x + dropout(block(x))) as in the paper (section 5.4), or pre-norm: x + dropout(block(norm(x)))."""
 
     def __init__(self, config: ModelConfig) -> None:
@@ -190,18 +190,21 @@ class EncoderLayer(nn.Module):
         super().__init__()
         self.attention = Attention(config)
         self.feed_forward = FeedForward(config)
-        self.residuals = nn.ModuleList(Residual(config) for _ in range(2))
+        self.sublayers = nn.ModuleList(SublayerConnection(config) for _ in range(2))
 
     def forward(
         self,
         x_BSD: Tensor,
         bias_B11S: Tensor | None,
         rotation: Rotation | None = None,
-        maps: list[Tensor] | None = None,
+        attn_weights: list[Tensor] | None = None,
     ) -> Tensor:
-        attend, feed = self.residuals
+        attend, feed = self.sublayers
         this = self.attention
-        x_BSD = attend(x_BSD, lambda x: this(x, this.keys_values(x, rotation), bias_B11S, rotation=rotation, maps=maps))
+        x_BSD = attend(
+            x_BSD,
+            lambda x: this(x, this.keys_values(x, rotation), bias_B11S, rotation=rotation, attn_weights=attn_weights),
+        )
         return cast(Tensor, feed(x_BSD, self.feed_forward))
 
 
@@ -213,7 +216,7 @@ class DecoderLayer(nn.Module):
         self.attention = Attention(config)
         self.cross_attention = Attention(config)
         self.feed_forward = FeedForward(config)
-        self.residuals = nn.ModuleList(Residual(config) for _ in range(3))
+        self.sublayers = nn.ModuleList(SublayerConnection(config) for _ in range(3))
 
     def forward(
         self,
@@ -221,15 +224,16 @@ class DecoderLayer(nn.Module):
         memory_BSD: Tensor,
         bias_B11S: Tensor | None,
         rotation: Rotation | None = None,
-        maps: list[Tensor] | None = None,
+        attn_weights: list[Tensor] | None = None,
     ) -> Tensor:
         """All positions at once, as in training; CachedDecoder computes one position with the same blocks."""
-        attend, cross, feed = self.residuals
+        attend, cross, feed = self.sublayers
         this, that = self.attention, self.cross_attention
         x_BTD = attend(
-            x_BTD, lambda x: this(x, this.keys_values(x, rotation), causal=True, rotation=rotation, maps=maps)
+            x_BTD,
+            lambda x: this(x, this.keys_values(x, rotation), causal=True, rotation=rotation, attn_weights=attn_weights),
         )
-        x_BTD = cross(x_BTD, lambda x: that(x, that.keys_values(memory_BSD), bias_B11S, maps=maps))
+        x_BTD = cross(x_BTD, lambda x: that(x, that.keys_values(memory_BSD), bias_B11S, attn_weights=attn_weights))
         return cast(Tensor, feed(x_BTD, self.feed_forward))
 
 
@@ -254,7 +258,7 @@ class Transformer(nn.Module):
         final = make_norm if config.norm == "pre" else lambda _: nn.Identity()
         self.encoder_norm, self.decoder_norm = final(config), final(config)
         self.dropout = Dropout(config.dropout)
-        self.apply(initialise)
+        self.apply(init_weights)
 
     def embed(self, ids_BT: Tensor, embedding: nn.Embedding, start: int = 0) -> Tensor:
         """Embedding times sqrt(D), plus position, dropped out (section 3.4, 3.5 and 5.4); the first has `start`."""
@@ -264,7 +268,7 @@ class Transformer(nn.Module):
             x_BTD = x_BTD + added_TD.to(x_BTD.dtype)
         return cast(Tensor, self.dropout(x_BTD))
 
-    def encode(self, src_BS: Tensor, maps: list[Tensor] | None = None) -> tuple[Tensor, Tensor | None]:
+    def encode(self, src_BS: Tensor, attn_weights: list[Tensor] | None = None) -> tuple[Tensor, Tensor | None]:
         """The encoder's output [B, S, D] and the bias [B, 1, 1, S] that hides padding, None if nothing is padded."""
         x_BSD = self.embed(src_BS, self.src_embedding or self.embedding)
         real_B11S = (src_BS != PAD)[:, None, None, :]
@@ -274,17 +278,17 @@ class Transformer(nn.Module):
             bias_B11S = attention_bias(real_B11S, product_dtype(x_BSD))
         rotation = self.positions.rotation(0, src_BS.shape[1])
         for layer in self.encoder:
-            x_BSD = layer(x_BSD, bias_B11S, rotation, maps)
+            x_BSD = layer(x_BSD, bias_B11S, rotation, attn_weights)
         return self.encoder_norm(x_BSD), bias_B11S
 
     def decode(
-        self, tgt_BT: Tensor, memory_BSD: Tensor, bias_B11S: Tensor | None, maps: list[Tensor] | None = None
+        self, tgt_BT: Tensor, memory_BSD: Tensor, bias_B11S: Tensor | None, attn_weights: list[Tensor] | None = None
     ) -> Tensor:
         """Hidden states [B, T, D] of the target shifted right (bos first), each seeing no later token."""
         x_BTD = self.embed(tgt_BT, self.embedding)
         rotation = self.positions.rotation(0, tgt_BT.shape[1])
         for layer in self.decoder_layers:
-            x_BTD = layer(x_BTD, memory_BSD, bias_B11S, rotation, maps)
+            x_BTD = layer(x_BTD, memory_BSD, bias_B11S, rotation, attn_weights)
         return cast(Tensor, self.decoder_norm(x_BTD))
 
     def forward(self, src_BS: Tensor, tgt_BT: Tensor) -> Tensor:
@@ -305,12 +309,12 @@ class Transformer(nn.Module):
     @torch.no_grad()
     def decoder(self, src_BS: Tensor, beam: int) -> "CachedDecoder":
         """A decoder that takes one token at a time, `beam` adjacent rows for each source; see nmt.decoding.search."""
-        multiple = SENTENCES if half_on_cpu(self.embedding.weight) else 1
-        src_BS = torch.cat([src_BS, src_BS[-1:].expand(filled(len(src_BS), multiple) - len(src_BS), -1)])
+        multiple = BATCH_MULTIPLE if half_on_cpu(self.embedding.weight) else 1
+        src_BS = torch.cat([src_BS, src_BS[-1:].expand(round_up(len(src_BS), multiple) - len(src_BS), -1)])
         return CachedDecoder(self, *self.encode(src_BS), beam, multiple)
 
 
-def initialise(module: nn.Module) -> None:
+def init_weights(module: nn.Module) -> None:
     """Projections Xavier-uniform, embeddings N(0, 1/D), biases 0, as tensor2tensor has them, the paper's own code.
 
     But two things as fairseq has them, which make a post-norm model learn to align in half of the updates
@@ -323,10 +327,10 @@ def initialise(module: nn.Module) -> None:
         nn.init.zeros_(module.bias)
         nn.init.xavier_uniform_(module.weight)
     elif isinstance(module, Attention):
-        for projection in (module.query.weight.data, *module.key_value.weight.data.chunk(2)):
+        for projection in (module.q_proj.weight.data, *module.kv_proj.weight.data.chunk(2)):
             nn.init.xavier_uniform_(projection, gain=1 / math.sqrt(2))
     elif isinstance(module, FeedForward):
-        for matrix in (module.inner.weight, module.output.weight):
+        for matrix in (module.fc1.weight, module.fc2.weight):
             nn.init.uniform_(matrix, -1 / math.sqrt(matrix.shape[1]), 1 / math.sqrt(matrix.shape[1]))
 
 
@@ -336,7 +340,7 @@ def product_dtype(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
-SENTENCES = 8
+BATCH_MULTIPLE = 8
 """In half precision a CPU decodes multiples of so many sentences: oneDNN makes new code for each number of rows."""
 
 
@@ -345,7 +349,7 @@ def half_on_cpu(x: Tensor) -> bool:
     return x.dtype.itemsize == 2 and x.device.type == "cpu"
 
 
-def filled(count: int, multiple: int) -> int:
+def round_up(count: int, multiple: int) -> int:
     """`count` rounded up to a multiple, or to a power of two below it: so a few sentences stay few."""
     return min(1 << (count - 1).bit_length(), -(-count // multiple) * multiple)
 
@@ -355,7 +359,7 @@ class CachedDecoder:
 
     The W rows of a sentence ask as if they were tokens of one text: about its source, and about all that its rows have
     said. A mask shows to each row what it goes on from; when rows change places, that alone is put in order. There are
-    always `filled` sentences; those that nobody has asked for stand at the end, and are computed in vain.
+    always `round_up` sentences; those that nobody has asked for stand at the end, and are computed in vain.
     """
 
     def __init__(
@@ -372,15 +376,15 @@ class CachedDecoder:
         key_BGSK = self.cross[0][0]
         B, G, _, K = key_BGSK.shape
         # Of each layer the keys and the values, with room for T tokens of each row.
-        self.past_B2TWGK = [key_BGSK.new_empty(B, 2, 16, beam, G, K) for _ in self.layers]
+        self.cache_B2TWGK = [key_BGSK.new_empty(B, 2, 16, beam, G, K) for _ in self.layers]
         self.itself_R1W = torch.eye(beam, dtype=torch.bool, device=key_BGSK.device).repeat(B, 1)[:, None]
-        self.history_RTW = self.itself_R1W[:, :0]
+        self.ancestry_RTW = self.itself_R1W[:, :0]
 
-    def _look_back(self, number: int, x_BWD: Tensor, bias_B1WS: Tensor | None, rotation: Rotation | None) -> Tensor:
-        attention, past_B2TWGK = self.layers[number].attention, self.past_B2TWGK[number]
+    def _self_attend(self, number: int, x_BWD: Tensor, bias_B1WS: Tensor | None, rotation: Rotation | None) -> Tensor:
+        attention, cache_B2TWGK = self.layers[number].attention, self.cache_B2TWGK[number]
         for which, now_BGWK in enumerate(attention.keys_values(x_BWD, rotation)):
-            past_B2TWGK[:, which, self.length] = now_BGWK.transpose(1, 2)
-        key_BGSK, value_BGSK = past_B2TWGK[:, :, : self.length + 1].flatten(2, 3).transpose(2, 3).unbind(1)
+            cache_B2TWGK[:, which, self.length] = now_BGWK.transpose(1, 2)
+        key_BGSK, value_BGSK = cache_B2TWGK[:, :, : self.length + 1].flatten(2, 3).transpose(2, 3).unbind(1)
         return cast(Tensor, attention(x_BWD, (key_BGSK, value_BGSK), bias_B1WS, rotation=rotation))
 
     @torch.no_grad()
@@ -391,17 +395,17 @@ class CachedDecoder:
         # The rows of a sentence begin equal, so the first step is worked out for one of them.
         last_BW = last_R.view(-1, self.beam)[:, : self.beam if self.length else 1]
         B, W = last_BW.shape
-        if self.length == self.past_B2TWGK[0].shape[2]:
-            self.past_B2TWGK = [torch.cat([past, torch.empty_like(past)], dim=2) for past in self.past_B2TWGK]
-        self.history_RTW = torch.cat([self.history_RTW, self.itself_R1W[: len(last_R)]], dim=1)
+        if self.length == self.cache_B2TWGK[0].shape[2]:
+            self.cache_B2TWGK = [torch.cat([past, torch.empty_like(past)], dim=2) for past in self.cache_B2TWGK]
+        self.ancestry_RTW = torch.cat([self.ancestry_RTW, self.itself_R1W[: len(last_R)]], dim=1)
         bias_B1WS = None
         if self.beam > 1:
-            bias_B1WS = attention_bias(self.history_RTW.view(B, 1, self.beam, -1)[:, :, :W], self.cross[0][0].dtype)
+            bias_B1WS = attention_bias(self.ancestry_RTW.view(B, 1, self.beam, -1)[:, :, :W], self.cross[0][0].dtype)
         rotation = self.model.positions.rotation(self.length, self.length + 1)
         x_BWD = self.model.embed(last_BW.reshape(-1, 1), self.model.embedding, start=self.length).view(B, W, -1)
         for number, layer in enumerate(self.layers):
-            attend, cross, feed = layer.residuals
-            x_BWD = attend(x_BWD, lambda x, number=number: self._look_back(number, x, bias_B1WS, rotation))
+            attend, cross, feed = layer.sublayers
+            x_BWD = attend(x_BWD, lambda x, number=number: self._self_attend(number, x, bias_B1WS, rotation))
             x_BWD = cross(
                 x_BWD,
                 lambda x, number=number: self.layers[number].cross_attention(x, self.cross[number], self.bias_B11S),
@@ -415,16 +419,16 @@ class CachedDecoder:
     def select(self, rows_R: Tensor) -> None:
         """Go on with these rows; a sentence's rows stay together, and it leaves when none of them is named."""
         before, self.asked = self.asked, len(rows_R) // self.beam
-        rows = filled(self.asked, self.multiple) * self.beam
+        rows = round_up(self.asked, self.multiple) * self.beam
         rows_R = torch.cat([rows_R, torch.arange(len(rows_R), rows, device=rows_R.device)])
-        self.history_RTW = self.history_RTW[rows_R]
+        self.ancestry_RTW = self.ancestry_RTW[rows_R]
         from_B = rows_R[:: self.beam] // self.beam
         if self.asked < before:
             # Only sentences that take the place of another are copied: the search lets the rest stay where they are.
             to_N = (from_B != torch.arange(len(from_B), device=from_B.device)).nonzero().squeeze(1)
             biases = [] if self.bias_B11S is None else [self.bias_B11S]
-            for kept_B in (*self.past_B2TWGK, *itertools.chain(*self.cross), *biases):
+            for kept_B in (*self.cache_B2TWGK, *itertools.chain(*self.cross), *biases):
                 kept_B[to_N] = kept_B[from_B[to_N]]
-            self.past_B2TWGK = [past[: len(from_B)] for past in self.past_B2TWGK]
+            self.cache_B2TWGK = [past[: len(from_B)] for past in self.cache_B2TWGK]
             self.cross = [(key[: len(from_B)], value[: len(from_B)]) for key, value in self.cross]
             self.bias_B11S = None if self.bias_B11S is None else self.bias_B11S[: len(from_B)]

@@ -97,7 +97,7 @@ class State:
 
 
 @contextlib.contextmanager
-def remembered_hashes(memory: Path) -> Iterator[ContentHash]:
+def cached_hashes(memory: Path) -> Iterator[ContentHash]:
     """A content hash that reads a file again only when its inode, its size or one of its times has changed.
 
     `memory` may be lost, or be written by several processes at once: that costs time. An answer is wrong only where a
@@ -275,7 +275,7 @@ def act(stage: Stage) -> None:
         stage.writes.mkdir(parents=True, exist_ok=True)
         with writing(stage.writes):
             stage.action(stage.writes)
-            put_stamp(stage, stage.writes, time.monotonic() - begun)
+            write_stamp(stage, stage.writes, time.monotonic() - begun)
         return
     home = stage.writes.parent
     home.mkdir(parents=True, exist_ok=True)
@@ -285,14 +285,14 @@ def act(stage: Stage) -> None:
         part.mkdir()
         with writing(part):
             stage.action(part)
-            put_stamp(stage, part, time.monotonic() - begun)
+            write_stamp(stage, part, time.monotonic() - begun)
         _move(part, stage)
     finally:
         shutil.rmtree(part, ignore_errors=True)
     log.info("%s: done in %.1f s (%s)", stage.name, time.monotonic() - begun, stage.writes)
 
 
-def put_stamp(stage: Stage, folder: Path, seconds: float) -> None:
+def write_stamp(stage: Stage, folder: Path, seconds: float) -> None:
     """Say that `folder` holds what the stage makes of its settings and files as they are now."""
     write_json(
         folder / STAMP,
@@ -316,7 +316,7 @@ def _contents(folder: Path, result: str) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def changed_by_hand(folder: Path, result: str) -> Iterator[None]:
+def replacing_result(folder: Path, result: str) -> Iterator[None]:
     """What the block puts in place of the result of a finished stage is its result from now on."""
     stamp = read_stamp(folder)
     whole = bool(stamp) and stamp["wrote"] == _contents(folder, result)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from nmt.config import Config, check_name, of_kind
 from nmt.errors import DataError
 from nmt.io import write_json
-from nmt.pipeline.engine import Stage, make_stage, remembered_hashes
+from nmt.pipeline.engine import Stage, cached_hashes, make_stage
 from nmt.runs.listing import RUNS
 from nmt.runs.run_dir import TrainPaths, training_reads, training_settings
 
@@ -74,7 +74,7 @@ def build_stages(
     here = partial(train_here, device=device)
     models = ["joint.model"] if config.bpe.joint else [f"{lang}.model" for lang in languages]
 
-    with remembered_hashes(DATA / ".hashes.json") as content_hash:
+    with cached_hashes(DATA / ".hashes.json") as content_hash:
         make = partial(make_stage, content_hash=content_hash)
 
         def data_stage(name: str, **facts: Any) -> Stage:
@@ -198,17 +198,17 @@ def train_here(
     config: Config, paths: TrainPaths, *, device: str, fresh: bool = False, init_from: Path | None = None
 ) -> None:
     """Train in this process, which may be one of several that were started together."""
-    from nmt.runs.run_dir import leads, lock
+    from nmt.runs.run_dir import is_main, lock
     from nmt.training.plan import cpu_warning
 
     # Before torch is imported and before the processes meet: who comes second is told at once.
-    with lock(paths.run) if leads() else contextlib.nullcontext():
-        if leads() and (warning := cpu_warning(config, paths.encode, device)):
+    with lock(paths.run) if is_main() else contextlib.nullcontext():
+        if is_main() and (warning := cpu_warning(config, paths.encode, device)):
             log.warning("train: %s", warning)
-        from nmt.distributed.world import join
+        from nmt.distributed.world import init_distributed
         from nmt.training.loop import train_model
 
-        with join(device, config.train.timeout) as world:
+        with init_distributed(device, config.train.timeout) as world:
             train_model(config, paths, world, fresh=fresh, init_from=init_from)
 
 

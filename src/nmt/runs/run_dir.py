@@ -23,7 +23,7 @@ from nmt.io import read_json, read_object, sha256_of, write_json
 
 log = logging.getLogger(__name__)
 
-FORMAT = 3
+FORMAT = 4
 """Of identity.json; a run of another one is not resumed."""
 
 MOST_FILES = 3
@@ -357,6 +357,6 @@ def lock(run: Path) -> Iterator[None]:
         yield
 
 
-def leads() -> bool:
+def is_main() -> bool:
     """Whether this process is the one that writes, by the environment of whoever started it."""
     return os.environ.get("RANK", "0") == "0"

@@ -20,7 +20,7 @@ from nmt.data.dataset import Lines, ParallelDataset, open_dataset, resample
 from nmt.data.prefetch import Prefetch
 from nmt.data.tokenizer import Tokenizer, load_tokenizers
 from nmt.distributed.host import warn_of_slow
-from nmt.distributed.launcher import leave_word
+from nmt.distributed.launcher import write_error_file
 from nmt.distributed.world import World, is_lost_contact
 from nmt.errors import CheckpointError, LostContact, NmtError, Preempted, first_line
 from nmt.io import read_object, write_json
@@ -28,12 +28,12 @@ from nmt.model.flops import peak_flops
 from nmt.runs import checkpoint
 from nmt.runs.overlap import warn_of_overlap
 from nmt.runs.run_dir import TrainPaths, open_run, unchanged
-from nmt.training.metrics_logger import Tracker, duration
+from nmt.training.metrics_logger import MetricsLogger, duration
 from nmt.training.resume import require_equal_settings, require_equal_state, require_shared, resume, settle
-from nmt.training.saver import Saver, tell
-from nmt.training.step import StepStats, Trainer, Update, mix, prepare, rehearse, train_step
+from nmt.training.saver import Saver, write_status
+from nmt.training.step import StepStats, Trainer, Update, derive_seed, prepare, probe_memory, train_step
 from nmt.training.validation import DevSet, Progress, choose_final, validate
-from nmt.training.watchdog import Heartbeat, Skips, Stop, preempted
+from nmt.training.watchdog import GracefulShutdown, Heartbeat, SkippedSteps, preempted
 
 log = logging.getLogger(__name__)
 
@@ -52,25 +52,25 @@ def train_model(
     `fresh` starts over; `init_from` is a run whose final weights a new training begins with. A finished run is left
     as it is. Raises Preempted when a signal ended it after a save. Who calls this holds the run's lock.
     """
-    if not fresh and world.from_leader([float(world.leads and is_finished(config, paths, init_from))])[0]:
+    if not fresh and world.broadcast([float(world.is_main and is_finished(config, paths, init_from))])[0]:
         log.info("train: %s is finished; nothing to do", paths.run)
         return
     try:
         given, config = config, settle(config, paths.run, world, fresh=fresh)
-        if world.leads:
+        if world.is_main:
             warn_of_slow("optim.precision", config.optim.precision, world.device)
         with world.all_or_none():
-            if world.leads:
+            if world.is_main:
                 checkpoint.recover(paths.run)
                 open_run(config, paths, numerics(config, world), fresh=fresh, init_from=init_from, given=given)
                 if init_from is not None:
                     warn_of_overlap(paths.run, paths.clean, (config.data.src, config.data.tgt))
         require_shared(paths.run, world, config.train.timeout)
     except NmtError as error:
-        say_why(world, 0, error)
+        report_failure(world, 0, error)
         raise
     begun = time.monotonic()
-    with Stop(world) as stop, Heartbeat(paths.run / "heartbeat", world, config.train.silence) as heartbeat:
+    with GracefulShutdown(world) as stop, Heartbeat(paths.run / "heartbeat", world, config.train.silence) as heartbeat:
         try:
             with world.all_or_none():
                 data, dev = open_data(config, paths, world)
@@ -78,24 +78,24 @@ def train_model(
             sizes = (len(dev.tokenizers[0]), len(dev.tokenizers[1]))
             trainer = Trainer.build(config, world, sizes, heartbeat)
             progress = resume(trainer, paths.run, init_from)
-            if world.leads and progress.step:  # A process that was killed may have left more than are averaged.
+            if world.is_main and progress.step:  # A process that was killed may have left more than are averaged.
                 checkpoint.prune(paths.run, config.train.keep, config.train.save_every, progress.step)
-            if not is_over(config, progress):
-                if world.leads:
+            if not should_stop(config, progress):
+                if world.is_main:
                     log.info("train: %s", header(trainer, data, paths.run))
-                trainer, progress = make_room(trainer, data, progress)
+                trainer, progress = fit_memory(trainer, data, progress)
             require_equal_state(trainer, progress)
-            tell(trainer, paths.run, "running", progress)
-            with Tracker(
-                paths.run, first_step=progress.step, last_step=config.optim.max_steps, writes=world.leads
+            write_status(trainer, paths.run, "running", progress)
+            with MetricsLogger(
+                paths.run, first_step=progress.step, last_step=config.optim.max_steps, writes=world.is_main
             ) as tracker:
                 progress = loop(trainer, paths, data, dev, progress, tracker, stop)
                 choose_final(trainer, paths.run, dev, progress, tracker)
-            tell(trainer, paths.run, "finished", progress)
-            if world.leads:
+            write_status(trainer, paths.run, "finished", progress)
+            if world.is_main:
                 log.info("train: done in %s (%s)", duration(time.monotonic() - begun), paths.run)
         except BaseException as error:
-            reason = give_up(paths.run, world, heartbeat.place["step"], error)
+            reason = record_failure(paths.run, world, heartbeat.place["step"], error)
             if reason is error:
                 raise
             raise reason from error
@@ -123,12 +123,12 @@ def open_data(config: Config, paths: TrainPaths, world: World) -> tuple[Parallel
     return data, DevSet.load(config, paths, tokenizers, verify=verify)
 
 
-def make_room(trainer: Trainer, data: ParallelDataset, progress: Progress) -> tuple[Trainer, Progress]:
+def fit_memory(trainer: Trainer, data: ParallelDataset, progress: Progress) -> tuple[Trainer, Progress]:
     """Rehearse the largest micro-batch; what `device_tokens: auto` has found once stays, for updates are cut by it."""
     finds = trainer.config.train.device_tokens == "auto"
     if finds and progress.device_tokens:
         trainer = replace(trainer, device_tokens=progress.device_tokens)
-    trainer = rehearse(trainer, data)
+    trainer = probe_memory(trainer, data)
     return trainer, replace(progress, device_tokens=trainer.device_tokens if finds else 0)
 
 
@@ -138,16 +138,16 @@ def loop(
     train_set: ParallelDataset,
     dev: DevSet,
     progress: Progress,
-    tracker: Tracker,
-    stop: Stop,
+    tracker: MetricsLogger,
+    stop: GracefulShutdown,
 ) -> Progress:
     """Step, log, validate and save until the training is over."""
     train, run = trainer.config.train, paths.run
-    skips, meter = Skips(progress.skipped), Meter(trainer.world, trainer.config.optim.precision)
+    skips, meter = SkippedSteps(progress.skipped), Meter(trainer.world, trainer.config.optim.precision)
     trainer.model.train()
     planned = updates(trainer.config, paths, train_set, dev.tokenizers, progress)
     with stop.stepping(), Prefetch(prepared(trainer, planned), AHEAD) as coming, Saver(trainer, run) as saver:
-        while not is_over(trainer.config, progress):
+        while not should_stop(trainer.config, progress):
             trainer.at("waiting for its pairs", step=progress.step + 1)
             update, (epoch, window, done) = next(coming)
             progress = replace(progress, step=progress.step + 1, epoch=epoch, window=window, update=done)
@@ -160,7 +160,7 @@ def loop(
             best = False
             if progress.step % train.log_every == 0 or last:
                 skips.settle()
-                tracker.numbers("train", progress.step, meter.report() | {"epoch": epoch, "skipped": skips.count})
+                tracker.log_scalars("train", progress.step, meter.report() | {"epoch": epoch, "skipped": skips.count})
             if progress.step % train.validate_every == 0 or last:
                 with meter.paused():
                     saver.wait()  # Processes that share the translation can't be forked beside a thread.
@@ -168,8 +168,8 @@ def loop(
                     # At another last step it is for the log alone, so that a resumed training does not know of it.
                     if progress.step % train.validate_every == 0:
                         progress, best = found, found.best_step == found.step
-            over = is_over(trainer.config, progress)
-            signal, wished = stop.agreed(last=over, wish=saver.wishes())
+            over = should_stop(trainer.config, progress)
+            signal, wished = stop.requested(last=over, wish=saver.wishes())
             due = progress.step % train.save_every == 0 or wished or signal > 0 or over
             if due or best:
                 skips.settle()
@@ -229,15 +229,15 @@ def plans(
             data, seed = plain, (optim.seed, epoch, window + 1)
             if dropout:
                 src, tgt = (lines.take(plain.rows[pairs]) for lines in text)
-                cut_anew = (tokenizers, dropout, mix(*seed) % 2**30, config.encode.max_tokens)
+                cut_anew = (tokenizers, dropout, derive_seed(*seed) % 2**30, config.encode.max_tokens)
                 data, pairs = resample(plain, pairs, (src, tgt), *cut_anew), np.arange(len(pairs))
             lengths = data.src.lengths, data.tgt.lengths
             yield data, plan_updates(pairs, *lengths, optim.batch_tokens, optim.length_buckets, seed), epoch, window
 
 
-def is_over(config: Config, progress: Progress) -> bool:
+def should_stop(config: Config, progress: Progress) -> bool:
     """Whether the training has taken all its steps, or has not got better for as long as its patience."""
-    impatient = bool(config.optim.patience) and progress.worse >= config.optim.patience
+    impatient = bool(config.optim.patience) and progress.bad_validations >= config.optim.patience
     return progress.step >= config.optim.max_steps or impatient
 
 
@@ -322,33 +322,33 @@ def is_finished(config: Config, paths: TrainPaths, init_from: Path | None) -> bo
         state, progress = status.pop("state"), Progress(**status)
     except (CheckpointError, KeyError, TypeError):
         return False
-    ended = state == "finished" and is_over(config, progress) and progress.step <= config.optim.max_steps
+    ended = state == "finished" and should_stop(config, progress) and progress.step <= config.optim.max_steps
     return ended and unchanged(config, paths, init_from) and checkpoint.fault(paths.run / "final") is None
 
 
-def give_up(run: Path, world: World, step: int, error: BaseException) -> BaseException:
+def record_failure(run: Path, world: World, step: int, error: BaseException) -> BaseException:
     """Write down that a training ends before its end, and why; returns what is to be raised."""
     asked = isinstance(error, (Preempted, KeyboardInterrupt, SystemExit))
-    if isinstance(error, Preempted) and not world.leads:
+    if isinstance(error, Preempted) and not world.is_main:
         error = SystemExit(error.exit_code)  # One process has said it for all.
     if is_lost_contact(error):
         error = LostContact(f"lost contact with the other processes: {first_line(error)}")
-    if world.leads:
+    if world.is_main:
         with contextlib.suppress(
             OSError, CheckpointError
         ):  # What ended the training matters more, and may be the same.
             status = read_object(run / "status.json")
             write_json(run / "status.json", status | {"state": "preempted" if asked else "failed"})
     if not asked:
-        say_why(world, step, error)
-    elif world.leads and not isinstance(error, Preempted):
+        report_failure(world, step, error)
+    elif world.is_main and not isinstance(error, Preempted):
         log.info("train: stopped by a signal at step %s; the same command goes on from the newest checkpoint", step)
     return error
 
 
-def say_why(world: World, step: int, error: BaseException) -> None:
+def report_failure(world: World, step: int, error: BaseException) -> None:
     """Let whoever started several processes know why this one ends."""
     if world.size > 1:
         kind = "" if isinstance(error, NmtError) else f"{type(error).__name__}: "
         word = f"process {world.rank} of {world.size}, step {step:,}: {kind}{error}"
-        leave_word(word, is_consequence=isinstance(error, LostContact))
+        write_error_file(word, is_consequence=isinstance(error, LostContact))

@@ -57,7 +57,7 @@ class Board:
         # Steps after the checkpoint that this training goes on from are measured again: readers drop the old ones.
         self._write(step=first_step + 1, session_log=SessionLog(status=SessionLog.START))
 
-    def numbers(self, step: int, values: Mapping[str, float]) -> None:
+    def log_scalars(self, step: int, values: Mapping[str, float]) -> None:
         """A point of each curve."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
@@ -83,7 +83,7 @@ class Board:
             self._stream.close()
 
 
-class Tracker:
+class MetricsLogger:
     """Writes measurements for one process; on the others it is silent. Used as a context."""
 
     def __init__(self, run: Path, *, first_step: int, last_step: int, writes: bool) -> None:
@@ -113,7 +113,7 @@ class Tracker:
                 kept = [line for line, whole in lines_of(stream) if whole and _step_of(line) <= step]
             write_lines(path, kept)
 
-    def __enter__(self) -> "Tracker":
+    def __enter__(self) -> "MetricsLogger":
         return self
 
     def __exit__(
@@ -135,18 +135,18 @@ class Tracker:
             if self.bar.disable and time.monotonic() - self.spoke > QUIET:
                 self.say(self._line(self.step))
 
-    def numbers(self, kind: str, step: int, values: Mapping[str, float]) -> None:
+    def log_scalars(self, kind: str, step: int, values: Mapping[str, float]) -> None:
         """Record measurements of a step; `kind` is train or dev and begins their names on TensorBoard."""
         if not self.writes:
             return
-        self.board.numbers(step, {f"{kind}/{name}": value for name, value in values.items()})
+        self.board.log_scalars(step, {f"{kind}/{name}": value for name, value in values.items()})
         with writing(self.metrics):
             self.file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
             self.file.flush()
         shown = [name for name in FACTS[kind] if name in values and (values[name] or name != "skipped")]
         self.say(self._line(step, *(FACTS[kind][name].format(**values) for name in shown)))
 
-    def translations(self, step: int, rows: list[tuple[str, str, str]]) -> None:
+    def log_translations(self, step: int, rows: list[tuple[str, str, str]]) -> None:
         """Show how fixed sentences are translated by now, as (src, ref, hyp)."""
         if not self.writes:
             return

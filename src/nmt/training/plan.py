@@ -374,13 +374,13 @@ def measure(config: Config, encode: Path, device: str, steps: int = 5) -> dict[s
     from nmt.data.batching import plan_epoch
     from nmt.data.dataset import open_dataset
     from nmt.distributed.world import World, choose_device
-    from nmt.training.step import Trainer, prepare, rehearse, train_step
+    from nmt.training.step import Trainer, prepare, probe_memory, train_step
 
     data = open_dataset(encode, "train", config.data.src, config.data.tgt)
     world = World(0, 1, choose_device(device))
     optim, lengths = config.optim, (data.src.lengths, data.tgt.lengths)
     updates = next(plan_epoch(*lengths, optim.batch_tokens, optim.length_buckets, optim.seed, 0))
-    trainer = rehearse(Trainer.build(config, world, _vocab(config, encode)), data)
+    trainer = probe_memory(Trainer.build(config, world, _vocab(config, encode)), data)
     chosen = updates[: steps + 1]
     begun = time.perf_counter()
     for step, update in enumerate(chosen, 1):

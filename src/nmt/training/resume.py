@@ -35,12 +35,12 @@ def settle(config: Config, run: Path, world: World, *, fresh: bool) -> Config:
     found = gpu_defaults.for_training(config, gpu_of(world.device))
     chosen = found.optim.precision
     with world.all_or_none():
-        if world.leads and config.optim.precision == "auto" and not fresh:
+        if world.is_main and config.optim.precision == "auto" and not fresh:
             before = trained_precision(run)
             if before in PRECISIONS and before != chosen:
                 log.info(f"train: optim.precision stays {before}, which the run began with; auto is {chosen} here")
                 chosen = before
-    chosen = PRECISIONS[int(world.from_leader([PRECISIONS.index(chosen)])[0])]
+    chosen = PRECISIONS[int(world.broadcast([PRECISIONS.index(chosen)])[0])]
     return replace(found, optim=replace(found.optim, precision=chosen))
 
 
@@ -52,13 +52,13 @@ def resume(trainer: Trainer, run: Path, init_from: Path | None) -> Progress:
     """
     world, newest = trainer.world, None
     with world.all_or_none():
-        if world.leads:
+        if world.is_main:
             newest = checkpoint.load_newest(run, trainer.model, trainer.optimizer, Progress)
             choice = f"{newest[0].name} {checkpoint.manifest_hash(newest[0])}" if newest else ""
-    name, _, manifest = world.gather(choice.encode() if world.leads else b"")[0].decode().partition(" ")
+    name, _, manifest = world.gather(choice.encode() if world.is_main else b"")[0].decode().partition(" ")
     folder, progress = run / "checkpoints" / name, newest[1] if newest else Progress()
     with world.all_or_none():
-        if name and not world.leads:
+        if name and not world.is_main:
             progress = load_same(trainer, folder, manifest)
         elif not name and init_from is not None:
             load_initial(trainer, run, init_from)
@@ -66,7 +66,7 @@ def resume(trainer: Trainer, run: Path, init_from: Path | None) -> Progress:
         if trainer.scaler.is_enabled():
             ours = {"scale": progress.loss_scale, "_growth_tracker": progress.scale_steps}
             trainer.scaler.load_state_dict(trainer.scaler.state_dict() | ours)
-        if world.leads:
+        if world.is_main:
             log.info("train: going on from %s", folder)
     return progress
 
@@ -104,7 +104,7 @@ def load_initial(trainer: Trainer, run: Path, init_from: Path) -> None:
 def require_shared(run: Path, world: World, timeout: float) -> None:
     """Raise on all processes unless each sees the run folder that process 0 has just written to."""
     path = run / "provenance.json"
-    written = world.gather(path.read_bytes() if world.leads else b"")[0]
+    written = world.gather(path.read_bytes() if world.is_main else b"")[0]
 
     def seen() -> bool:
         with contextlib.suppress(OSError):

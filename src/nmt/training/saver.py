@@ -49,7 +49,7 @@ class Saver:
     def wishes(self) -> bool:
         """Whether `train.save_minutes` have gone by since the last save or wish; the leader's clock decides."""
         minutes = self.trainer.config.train.save_minutes
-        wished = self.trainer.world.leads and 0 < 60 * minutes <= time.monotonic() - self.since
+        wished = self.trainer.world.is_main and 0 < 60 * minutes <= time.monotonic() - self.since
         if wished:
             self.since = time.monotonic()
         return wished
@@ -59,7 +59,7 @@ class Saver:
         self.trainer.at("saving")
         self.wait()
         self.since = time.monotonic()
-        if not self.trainer.world.leads:
+        if not self.trainer.world.is_main:
             return
         model = self.trainer.model
         weights = self._copied("model", model.state_dict())
@@ -79,7 +79,7 @@ class Saver:
                     checkpoint.save(checkpoint.step_folder(self.run, progress.step), weights, state, moments)
                     train = self.trainer.config.train
                     checkpoint.prune(self.run, train.keep, train.save_every, progress.step)
-                    tell(self.trainer, self.run, "running", progress)
+                    write_status(self.trainer, self.run, "running", progress)
                 warn_of_grace(time.perf_counter() - started)
             except BaseException as error:
                 self.error = error
@@ -122,8 +122,8 @@ def warn_of_grace(seconds: float) -> None:
         )
 
 
-def tell(trainer: Trainer, run: Path, state: str, progress: Progress) -> None:
+def write_status(trainer: Trainer, run: Path, state: str, progress: Progress) -> None:
     """Say in status.json what becomes of the run."""
-    if trainer.world.leads:
+    if trainer.world.is_main:
         values: dict[str, Any] = {"state": state, **asdict(progress)}
         write_json(run / "status.json", values)

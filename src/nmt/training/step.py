@@ -16,10 +16,20 @@ import torch
 from torch import Tensor, nn
 
 from nmt.config import Config
-from nmt.data.batching import OVERHEAD, Batch, Numbers, by_length, collate, cut, fill, padding_share, share
+from nmt.data.batching import (
+    OVERHEAD,
+    Batch,
+    Numbers,
+    collate,
+    fill,
+    length_order,
+    padding_share,
+    shard,
+    split_micro_batches,
+)
 from nmt.data.dataset import ParallelDataset
 from nmt.distributed import gpu_defaults
-from nmt.distributed.world import World, bound_kernels, gpu_of, let_go, parallelize
+from nmt.distributed.world import World, gpu_of, limit_onednn_cache, release_frames, wrap_ddp
 from nmt.errors import LostContact, NmtError, counted
 from nmt.model.flops import training_flops
 from nmt.model.loss import label_smoothed_loss
@@ -31,7 +41,7 @@ log = logging.getLogger(__name__)
 PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-class Nowhere:
+class NoHeartbeat:
     """Tells nobody where a training is; see nmt.training.watchdog.Heartbeat."""
 
     def __call__(self, doing: str, rows: Sequence[int] | Numbers = (), step: int | None = None) -> None:
@@ -83,18 +93,18 @@ class Trainer:
     """Keeps gradients in the range of float16; does nothing in other precisions."""
     device_tokens: int
     """`train.device_tokens`, or what `auto` has found."""
-    at: Nowhere
+    at: NoHeartbeat
     """Is told where the training is."""
 
     @staticmethod
-    def build(config: Config, world: World, vocab_sizes: tuple[int, int], at: Nowhere | None = None) -> "Trainer":
+    def build(config: Config, world: World, vocab_sizes: tuple[int, int], at: NoHeartbeat | None = None) -> "Trainer":
         """A new model, equal on all processes."""
         gpu = gpu_of(world.device)
         config = gpu_defaults.for_training(config, gpu)
         torch.manual_seed(config.optim.seed)
         model = Transformer(config.model, vocab_sizes[1], None if config.bpe.joint else vocab_sizes[0])
         model.to(world.device)
-        bound_kernels(world.device, config.optim.precision, 64)
+        limit_onednn_cache(world.device, config.optim.precision, 64)
         training_model = TrainingModel(model, config.optim.label_smoothing)
         optimizer = build_optimizer(model, config.optim)
         if config.train.compile:
@@ -106,7 +116,7 @@ class Trainer:
         scaler = torch.amp.GradScaler(world.device.type, enabled=config.optim.precision == "float16")
         limit = gpu_defaults.device_tokens(config.train.device_tokens, config.optim.batch_tokens, world.size, gpu)
         return Trainer(
-            config, world, model, parallelize(training_model, world), optimizer, scaler, limit, at or Nowhere()
+            config, world, model, wrap_ddp(training_model, world), optimizer, scaler, limit, at or NoHeartbeat()
         )
 
     def precision(self) -> contextlib.AbstractContextManager[Any]:
@@ -115,7 +125,7 @@ class Trainer:
             return contextlib.nullcontext()
         return torch.autocast(self.world.device.type, dtype=PRECISIONS[self.config.optim.precision])
 
-    def alone(self) -> contextlib.AbstractContextManager[Any]:
+    def no_sync(self) -> contextlib.AbstractContextManager[Any]:
         """The context of a backward pass whose gradients are not exchanged yet."""
         return self.parallel.no_sync() if self.world.size > 1 else contextlib.nullcontext()  # type: ignore[operator]
 
@@ -131,7 +141,9 @@ class Trainer:
 def micro_batches(trainer: Trainer, data: ParallelDataset, update: Numbers) -> list[Numbers]:
     """How an update is cut for the processes and devices at hand; see nmt.data.batching."""
     overhead = OVERHEAD.get(trainer.world.device.type, OVERHEAD["cpu"])
-    return cut(update, data.src.lengths, data.tgt.lengths, trainer.device_tokens, trainer.world.size, overhead)
+    return split_micro_batches(
+        update, data.src.lengths, data.tgt.lengths, trainer.device_tokens, trainer.world.size, overhead
+    )
 
 
 @dataclass(frozen=True)
@@ -173,7 +185,7 @@ def prepare(trainer: Trainer, data: ParallelDataset, pairs: Numbers) -> Update:
         data.rows[pairs],
         [
             MicroBatch(number, part, data.rows[part], collate(*data.take(part)).pinned(world.device))
-            for number, part in share(parts, world.rank, world.size)
+            for number, part in shard(parts, world.rank, world.size)
         ],
         tgt_tokens,
         tgt_tokens + int(src_lengths.sum()),
@@ -197,10 +209,10 @@ def train_step(trainer: Trainer, update: Update, step: int) -> StepStats:
         started = _lap(seconds, "data", started)
         # Dropout's randomness is a function of what is computed, so going on needs no generator's state, and another
         # number of processes draws the same masks where the update is cut the same.
-        seed(world.device, mix(optim.seed, step, part.number + 1))
+        seed(world.device, derive_seed(optim.seed, step, part.number + 1))
         # Gradients are exchanged once, in the backward pass of the last micro-batch.
         last = turn == len(mine) - 1
-        with contextlib.nullcontext() if last else trainer.alone(), memory_told(trainer, update.data, part.pairs):
+        with contextlib.nullcontext() if last else trainer.no_sync(), oom_context(trainer, update.data, part.pairs):
             trainer.at(f"forward pass of micro-batch {turn + 1} of {len(mine)}", part.rows, step)
             with trainer.precision():
                 loss, part_nll = trainer.parallel(batch.src, batch.tgt_in, batch.tgt_out, batch.real)
@@ -245,7 +257,7 @@ class OutOfMemory(NmtError):
 
 
 @contextlib.contextmanager
-def memory_told(trainer: Trainer, data: ParallelDataset, pairs: Numbers) -> Iterator[None]:
+def oom_context(trainer: Trainer, data: ParallelDataset, pairs: Numbers) -> Iterator[None]:
     """Turn a failed allocation into OutOfMemory, with what was computed."""
     try:
         yield
@@ -267,7 +279,7 @@ def memory_told(trainer: Trainer, data: ParallelDataset, pairs: Numbers) -> Iter
         ) from error
 
 
-def largest(trainer: Trainer, data: ParallelDataset) -> Numbers:
+def worst_case_batch(trainer: Trainer, data: ParallelDataset) -> Numbers:
     """Pairs that fill a micro-batch as no other can, in any epoch: alike, and as many as `device_tokens` allows.
 
     Memory grows with the token slots, and with the square of the lengths besides.
@@ -290,7 +302,7 @@ def largest(trainer: Trainer, data: ParallelDataset) -> Numbers:
     return best
 
 
-def rehearse(trainer: Trainer, data: ParallelDataset) -> Trainer:
+def probe_memory(trainer: Trainer, data: ParallelDataset) -> Trainer:
     """Compute the largest micro-batch there can be, so that what doesn't fit shows before the first step.
 
     Changes neither weights nor moments nor anybody's random numbers. Where `train.device_tokens` is `auto`, the
@@ -300,7 +312,7 @@ def rehearse(trainer: Trainer, data: ParallelDataset) -> Trainer:
     lost = LostContact("another process is out of memory, and says with which pairs.")
     if trainer.world.size > 1:
         one = np.zeros(1, np.int64)
-        failed, error = _rehearse_together(trainer, data, one)
+        failed, error = _probe_together(trainer, data, one)
         if failed:
             raise error or lost
         # DDP orders its buckets anew between the first and the second backward pass, and sums of more than two numbers
@@ -308,10 +320,10 @@ def rehearse(trainer: Trainer, data: ParallelDataset) -> Trainer:
         # gradients of all that follows are in the buckets that stay. With a single pair: the processes exchange
         # gradients in it, so one that ran out of memory here could not tell the others: all have agreed that it fits.
         for _ in range(2):
-            with memory_told(trainer, data, one):
+            with oom_context(trainer, data, one):
                 _pass(trainer, data, one)
     while True:
-        failed, error = _rehearse_together(trainer, data, largest(trainer, data))
+        failed, error = _probe_together(trainer, data, worst_case_batch(trainer, data))
         if not failed:
             break
         smaller = trainer.device_tokens * 3 // 4
@@ -323,11 +335,11 @@ def rehearse(trainer: Trainer, data: ParallelDataset) -> Trainer:
     return trainer
 
 
-def _rehearse_together(trainer: Trainer, data: ParallelDataset, pairs: Numbers) -> tuple[bool, OutOfMemory | None]:
+def _probe_together(trainer: Trainer, data: ParallelDataset, pairs: Numbers) -> tuple[bool, OutOfMemory | None]:
     """Whether a pass of these pairs fails on any process, and what went wrong on this one."""
     try:
-        error = _rehearse(trainer, data, pairs)
-        let_go(error)  # The frames that it came through hold all that was computed until then.
+        error = _probe(trainer, data, pairs)
+        release_frames(error)  # The frames that it came through hold all that was computed until then.
     finally:
         trainer.zero_grad()
         if trainer.world.device.type == "cuda":
@@ -335,10 +347,10 @@ def _rehearse_together(trainer: Trainer, data: ParallelDataset, pairs: Numbers) 
     return trainer.world.sum([float(error is not None)])[0] > 0, error
 
 
-def _rehearse(trainer: Trainer, data: ParallelDataset, pairs: Numbers) -> OutOfMemory | None:
+def _probe(trainer: Trainer, data: ParallelDataset, pairs: Numbers) -> OutOfMemory | None:
     """One pass; what went wrong if it does not fit, with a tenth of a GPU to spare if a limit is looked for."""
     try:
-        with memory_told(trainer, data, pairs), trainer.alone():
+        with oom_context(trainer, data, pairs), trainer.no_sync():
             weights = list(trainer.model.parameters())
             # Adam's moments do not exist before the first step; they will take as much again as two sets of weights.
             moments = [] if trainer.optimizer.state else [torch.empty_like(p) for p in (*weights, *weights)]
@@ -374,7 +386,7 @@ def seed(device: torch.device, number: int) -> None:
         torch.manual_seed(number)
 
 
-def mix(*numbers: int) -> int:
+def derive_seed(*numbers: int) -> int:
     """A 64-bit seed that depends on every one of these numbers from 0."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0]) >> 1
 
@@ -390,10 +402,10 @@ def dev_loss(trainer: Trainer, data: ParallelDataset) -> tuple[float, float]:
     """Label-smoothed loss and nll of a data set, in nats for each target token; every process does a share."""
     trainer.model.eval()
     lengths = data.src.lengths, data.tgt.lengths
-    parts = fill(by_length(*lengths), *lengths, trainer.device_tokens)
+    parts = fill(length_order(*lengths), *lengths, trainer.device_tokens)
     sums = torch.zeros(2, dtype=torch.float64, device=trainer.world.device)
     loss_of = TrainingModel(trainer.model, trainer.config.optim.label_smoothing)
-    for number, pairs in share(parts, trainer.world.rank, trainer.world.size):
+    for number, pairs in shard(parts, trainer.world.rank, trainer.world.size):
         if number >= 0:
             batch = collate(*data.take(pairs)).to(trainer.world.device)
             with trainer.precision():

@@ -25,7 +25,7 @@ from nmt.evaluation.metrics import bleu
 from nmt.io import read_lines
 from nmt.runs import checkpoint
 from nmt.runs.run_dir import BY_HAND, TrainPaths
-from nmt.training.metrics_logger import Tracker
+from nmt.training.metrics_logger import MetricsLogger
 from nmt.training.step import Trainer, dev_loss
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class Progress:
     best_score: float | None = None
     """Of the dev set, higher is better: BLEU, or minus the loss."""
     best_step: int = 0
-    worse: int = 0
+    bad_validations: int = 0
     """Validations since the best one."""
     skipped: int = 0
     """Updates that were left out because their gradient was not finite."""
@@ -98,15 +98,15 @@ def translate_dev(trainer: Trainer, dev: DevSet, sentences: int) -> tuple[float,
     # Process 0's GPU says for all how much is translated at once: the batches must be the same on all of them.
     wanted = TranslateConfig(beam=1, batch_tokens=trainer.config.translate.batch_tokens)
     tokens = gpu_defaults.translate_tokens(wanted, trainer.config.model, FLOAT32, gpu_of(world.device))
-    greedy = replace(wanted, batch_tokens=int(world.from_leader([tokens])[0]))
+    greedy = replace(wanted, batch_tokens=int(world.broadcast([tokens])[0]))
     config = replace(trainer.config, translate=greedy)
     translator = Translator(trainer.model, *dev.tokenizers, dev.normaliser, config, world.device, share)
     trainer.at("translating the dev set")
     trainer.model.eval()
     hyps = translator.translate(lines)
     trainer.model.train()
-    score = bleu(hyps, [[ref] for ref in dev.tgt[:sentences]], trainer.config.data.tgt).value if world.leads else 0.0
-    return world.from_leader([score])[0], hyps
+    score = bleu(hyps, [[ref] for ref in dev.tgt[:sentences]], trainer.config.data.tgt).value if world.is_main else 0.0
+    return world.broadcast([score])[0], hyps
 
 
 def share_among(world: World, tasks: int, work: Callable[[int], Any]) -> Iterator[tuple[int, Any]]:
@@ -116,7 +116,7 @@ def share_among(world: World, tasks: int, work: Callable[[int], Any]) -> Iterato
         yield from json.loads(theirs)
 
 
-def validate(trainer: Trainer, dev: DevSet, progress: Progress, tracker: Tracker) -> Progress:
+def validate(trainer: Trainer, dev: DevSet, progress: Progress, tracker: MetricsLogger) -> Progress:
     """Measure the dev set, show a few translations, and note whether it is the best so far."""
     started, sentences = time.perf_counter(), trainer.config.train.validate_sentences
     loss, nll = dev_loss(trainer, dev.data)
@@ -127,12 +127,12 @@ def validate(trainer: Trainer, dev: DevSet, progress: Progress, tracker: Tracker
         values["sentences"] = len(hyps)
         if trainer.config.optim.stop_on == "bleu":
             score = values["bleu"]
-    tracker.numbers("dev", progress.step, values | {"seconds": time.perf_counter() - started})
+    tracker.log_scalars("dev", progress.step, values | {"seconds": time.perf_counter() - started})
     if hyps:
-        tracker.translations(progress.step, list(zip(dev.src, dev.tgt, hyps, strict=False))[:SHOWN])
+        tracker.log_translations(progress.step, list(zip(dev.src, dev.tgt, hyps, strict=False))[:SHOWN])
     if progress.best_score is None or score > progress.best_score:
-        return replace(progress, best_score=score, best_step=progress.step, worse=0)
-    return replace(progress, worse=progress.worse + 1)
+        return replace(progress, best_score=score, best_step=progress.step, bad_validations=0)
+    return replace(progress, bad_validations=progress.bad_validations + 1)
 
 
 def whole_dev_score(trainer: Trainer, dev: DevSet) -> tuple[str, float]:
@@ -142,31 +142,31 @@ def whole_dev_score(trainer: Trainer, dev: DevSet) -> tuple[str, float]:
     return "minus the loss", -dev_loss(trainer, dev.data)[0]
 
 
-def choose_final(trainer: Trainer, run: Path, dev: DevSet, progress: Progress, tracker: Tracker) -> None:
+def choose_final(trainer: Trainer, run: Path, dev: DevSet, progress: Progress, tracker: MetricsLogger) -> None:
     """Compare the average of the kept checkpoints with the best one on the whole dev set; the winner is `final`.
 
     The leader alone reads them; the others get each candidate from it, and score their share.
     """
     world, candidates = trainer.world, dict[str, Sequence[Path]]()
     with world.all_or_none():
-        if world.leads:
+        if world.is_main:
             candidates = candidates_of(run, progress)
     scores: dict[str, float] = {}
     chosen: dict[str, Tensor] = {}
     names = list(candidates)
-    for number in range(int(world.from_leader([len(names)])[0])):
+    for number in range(int(world.broadcast([len(names)])[0])):
         weights: dict[str, Tensor] = {}
         with world.all_or_none():
-            if world.leads:
+            if world.is_main:
                 weights = checkpoint.average_folders(candidates[names[number]])
                 trainer.model.load_state_dict(weights)
         world.spread(trainer.model.state_dict().values())
         what, score = whole_dev_score(trainer, dev)
-        if world.leads:
+        if world.is_main:
             if not scores or score > max(scores.values()):
                 chosen = weights
             scores[names[number]] = score
-    if world.leads:
+    if world.is_main:
         best = max(scores, key=scores.__getitem__)
         table = ", ".join(f"{name} has {score:.2f}" for name, score in scores.items())
         tracker.say(f"train: {what} on the whole dev set: {table}; final is the {best}")

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from nmt.data.batching import Numbers
 from nmt.distributed.launcher import AGAIN
-from nmt.distributed.world import Later, World
+from nmt.distributed.world import AsyncWork, World
 from nmt.errors import NmtError, Preempted
 from nmt.io import write_json
-from nmt.training.step import Nowhere
+from nmt.training.step import NoHeartbeat
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ IN_A_ROW = 10
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-class Stop:
+class GracefulShutdown:
     """Answers a signal that asks a training to end. Used as a context, around all of it.
 
     While steps are taken the signal is noted, so that all processes save at the same step; before and after that there
@@ -44,10 +44,10 @@ class Stop:
     def __init__(self, world: World) -> None:
         self.world, self.noted, self.since = world, 0, 0.0
         self.steps = self.saves = self.told = False
-        self.asked: Later | None = None
+        self.asked: AsyncWork | None = None
         self.before: dict[int, Any] = {}
 
-    def __enter__(self) -> "Stop":
+    def __enter__(self) -> "GracefulShutdown":
         if threading.current_thread() is threading.main_thread():  # Nobody else may have handlers.
             self.before = {number: signal.signal(number, self._note) for number in SIGNALS}
         return self
@@ -75,7 +75,7 @@ class Stop:
 
     @contextmanager
     def stepping(self) -> Iterator[None]:
-        """A block that asks `agreed` after each step."""
+        """A block that asks `requested` after each step."""
         self.steps = True
         yield
         self.steps = False
@@ -89,7 +89,7 @@ class Stop:
         yield
         self.saves = False
 
-    def agreed(self, *, last: bool = False, wish: bool = False) -> tuple[int, bool]:
+    def requested(self, *, last: bool = False, wish: bool = False) -> tuple[int, bool]:
         """The signal that some process had got when this was last asked (0: none), and whether one wished to save.
 
         Equal on all. The answer is a step old, so that no step waits for it; after the last step, and alone, it is that
@@ -97,12 +97,12 @@ class Stop:
         """
         answer = 2 * self.noted + wish
         if self.world.size > 1:
-            before, self.asked = self.asked, self.world.largest(answer)
+            before, self.asked = self.asked, self.world.all_reduce_max(answer)
             answer = before.wait() if before else 0
             if last:
                 answer, self.asked = max(answer, self.asked.wait()), None
         found, wished = answer // 2, answer % 2 == 1
-        if (found or self.noted) and self.world.leads and not self.told:
+        if (found or self.noted) and self.world.is_main and not self.told:
             self.told = True
             name = signal.Signals(found or self.noted).name
             log.info("train: %s; saving and stopping after %s step", name, "this" if found else "the next")
@@ -110,7 +110,7 @@ class Stop:
 
 
 @dataclass(frozen=True)
-class Arriving:
+class PendingFlags:
     """A number on its way from a device to the host, which does not wait for it."""
 
     value: Tensor
@@ -118,13 +118,13 @@ class Arriving:
     """Done when the number is there; None where it was from the start."""
 
     @staticmethod
-    def of(value: Tensor) -> "Arriving":
+    def of(value: Tensor) -> "PendingFlags":
         """Send for a number that the device is still to compute; torch copies it into pinned memory."""
         if value.device.type != "cuda":
-            return Arriving(value, None)
+            return PendingFlags(value, None)
         copy, event = value.to("cpu", non_blocking=True), torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(value.device))
-        return Arriving(copy, event)
+        return PendingFlags(copy, event)
 
     @property
     def is_here(self) -> bool:
@@ -138,7 +138,7 @@ class Arriving:
         return self.value.item()
 
 
-class Skips:
+class SkippedSteps:
     """Counts updates that were left out because their gradient was not finite.
 
     Whether one was is read when it has arrived, so that no step waits for a device; a CPU's is there at once. When it
@@ -147,12 +147,12 @@ class Skips:
 
     def __init__(self, count: int = 0) -> None:
         self.count, self.in_a_row = count, 0
-        self.unread: deque[tuple[int, Arriving, Sequence[int] | Numbers]] = deque()
+        self.unread: deque[tuple[int, PendingFlags, Sequence[int] | Numbers]] = deque()
         self.hopeless: NmtError | None = None
 
     def add(self, step: int, skipped: Tensor, rows: Sequence[int] | Numbers) -> None:
         """Take in whether `step`, which had these rows of the training text, was left out; see `settle`."""
-        self.unread.append((step, Arriving.of(skipped), rows))
+        self.unread.append((step, PendingFlags.of(skipped), rows))
         if skipped.device.type != "cuda":
             self.settle()
         while self.unread and self.unread[0][1].is_here:
@@ -183,7 +183,7 @@ class Skips:
             )
 
 
-class Heartbeat(Nowhere):
+class Heartbeat(NoHeartbeat):
     """Writes where this process is, and warns when the next one has not moved for a while. Used as a context.
 
     Each watches one other, so a silent process is named by one of the rest, whichever it is. A process alone has

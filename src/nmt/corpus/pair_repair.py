@@ -25,7 +25,7 @@ _CONTEXT = re.compile(r"^\?[a-z]+:")
 _ACCELERATOR = re.compile(r"[（(]([_&])([A-Za-z0-9])[）)]")
 
 
-def mend(left: str, right: str) -> Sides:
+def repair_pair(left: str, right: str) -> Sides:
     """Both sides without one-sided notes, stage directions, equal paired tags and keyboard accelerators."""
     if max(len(left), len(right)) > LONGEST:
         return left, right
@@ -95,9 +95,9 @@ def _without_paired_tags(text: str) -> str:
     return "".join(parts)
 
 
-def mend_wholly(sides: Sides, normalise: Callable[[Sides], Sides]) -> Sides:
+def repair_fully(sides: Sides, normalise: Callable[[Sides], Sides]) -> Sides:
     """A normalised pair, mended and normalised in turn until nothing changes."""
-    while (mended := mend(*sides)) != sides:  # Each turn makes the pair shorter.
+    while (mended := repair_pair(*sides)) != sides:  # Each turn makes the pair shorter.
         sides = normalise(mended)
     return sides
 
@@ -110,11 +110,11 @@ _ASIDE = re.compile(
     r"\((?:(?:译者?|编)?注:[^()]*|laughter|applause|cheers|cheering|music|笑声|掌声|鼓掌|欢呼|音乐|[_&][a-z0-9])\)"
     r"|^\?[a-z]+:"
 )
-"""What `mend` takes off besides tags, in one spelling: without case, width, script, spaces and kinds of brackets."""
+"""What `repair_pair` takes off besides tags, in one spelling: no case, width, script, spaces or kinds of brackets."""
 
 
 def bare(folded: str) -> str:
-    """What is left of a text, folded as for a key, without all that `mend` would take off it beside some other side."""
+    """A text, folded as for a key, without all that `repair_pair` would take off it beside some other side."""
     if len(folded) > LONGEST or not _MENDABLE.search(folded):
         return folded
     text = "".join(_without_paired_tags(folded).translate(_ROUND).split())
