@@ -27,7 +27,7 @@ from nmt.config import load
 from nmt.data.dataset import FORMAT, ParallelDataset, open_dataset
 from nmt.data.prefetch import Prefetch
 from nmt.distributed.world import World
-from nmt.runs.run_dir import TrainPaths
+from nmt.runs.identity import TrainPaths
 from nmt.training.loop import AHEAD, Place, header, prepared, updates
 from nmt.training.step import Trainer, Update, train_step, worst_case_batch
 from nmt.training.validation import Progress

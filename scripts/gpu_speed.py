@@ -23,7 +23,7 @@ from nmt.model import loss
 from nmt.model.flops import training_flops
 from nmt.model.loss import label_smoothed_loss
 from nmt.model.transformer import Transformer
-from nmt.runs.run_dir import TrainPaths
+from nmt.runs.identity import TrainPaths
 from nmt.special_tokens import EOS
 from nmt.training import loop as training
 from nmt.training.metrics_logger import MetricsLogger

@@ -15,7 +15,7 @@ from nmt.data.tokenizer import load_tokenizers
 from nmt.decoding.translator import Translator
 from nmt.evaluation.metrics import bleu
 from nmt.io import read_lines
-from nmt.runs.run_dir import TrainPaths
+from nmt.runs.identity import TrainPaths
 from nmt.training.loop import Progress, train_model, updates
 from nmt.training.step import Trainer, prepare, train_step
 

@@ -19,8 +19,7 @@ from typing import Any
 from nmt.errors import DataError, NmtError
 from nmt.io import read_lines, read_object
 from nmt.pipeline import engine, stages
-from nmt.runs.listing import RUNS
-from nmt.runs.run_dir import read_config
+from nmt.runs.run_dir import RUNS, read_config
 
 LEFT, RIGHT = (
     ("split", "direction"),

@@ -21,8 +21,9 @@ from nmt.distributed.gpu_defaults import Gpu
 from nmt.distributed.world import World, choose_device, gpu_of
 from nmt.errors import ConfigError
 from nmt.runs import checkpoint
+from nmt.runs.identity import as_trained, read_identity, trained_precision
 from nmt.runs.listing import describe_run
-from nmt.runs.run_dir import as_trained, read_config, read_identity, trained_precision
+from nmt.runs.run_dir import read_config
 from nmt.training import resume, validation
 from nmt.training.loop import train_model
 from nmt.training.plan import cache_bytes, make_plan, plan_lines

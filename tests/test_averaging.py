@@ -18,7 +18,7 @@ from nmt.data.dataset import open_dataset
 from nmt.errors import CheckpointError, ConfigError, DataError
 from nmt.pipeline import engine, stages
 from nmt.runs import checkpoint
-from nmt.runs.run_dir import lock
+from nmt.runs.run_dir import RunDir
 from nmt.special_tokens import PAD
 from nmt.training import averaging
 from nmt.training.averaging import average_checkpoints, restore_final
@@ -237,7 +237,7 @@ def test_a_run_whose_final_model_was_changed_otherwise_stays_out_of_date(folder)
 
 
 def test_no_average_is_made_while_a_training_is_in_the_run(folder):
-    with lock(folder / RUN):
+    with RunDir(folder / RUN).locked():
         ended = nmt(folder, "average", RUN, "--force")
     assert ended.code == 2
     assert "another training is in" in ended.told

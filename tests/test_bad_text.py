@@ -16,7 +16,7 @@ import pytest
 
 from little import KNOWN, Ended, nmt, nmt_process, write_run
 from nmt.io import read_lines
-from nmt.runs.run_dir import FORMAT
+from nmt.runs.identity import FORMAT
 
 RUN, FLED = "Run!", "快跑！"
 CAT, SAT = "The cat sat on the mat.", "猫坐在垫子上。"

@@ -19,7 +19,7 @@ from nmt.config import Config
 from nmt.errors import CheckpointError, ConfigError, Preempted
 from nmt.pipeline.stages import train_here
 from nmt.runs import checkpoint
-from nmt.runs.run_dir import TrainPaths, lock
+from nmt.runs.identity import TrainPaths
 from nmt.training import loop, watchdog
 from nmt.training.loop import train_model
 from nmt.training.saver import Saver
@@ -382,7 +382,7 @@ def test_a_damaged_newest_checkpoint_costs_its_interval_and_no_more(trained, tmp
 
 def test_two_trainings_never_share_a_folder_and_a_lock_left_behind_is_no_obstacle(paths, tmp_path):
     run = at(paths, tmp_path / "run")
-    with lock(run.run), pytest.raises(ConfigError, match=rf"another training is in .*pid {os.getpid()} on \S+"):
+    with run.run.locked(), pytest.raises(ConfigError, match=rf"another training is in .*pid {os.getpid()} on \S+"):
         train_here(settings("optim.max_steps=2"), run, device="cpu")
     assert (run.run / "lock").read_text().startswith("pid")  # It is still there, and old.
     train_here(settings("optim.max_steps=2"), run, device="cpu")

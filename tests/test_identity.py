@@ -22,7 +22,7 @@ from nmt.errors import ConfigError
 from nmt.pipeline import stages
 from nmt.pipeline.engine import Stage
 from nmt.runs import checkpoint
-from nmt.runs.run_dir import FORMAT, read_identity, training_settings
+from nmt.runs.identity import FORMAT, read_identity, training_settings
 from nmt.training.loop import train_model
 from tiny import ALONE, at, equal, final, losses, metrics, settings, state
 

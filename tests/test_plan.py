@@ -27,7 +27,7 @@ from nmt.model import loss
 from nmt.model.flops import parameters, peak_flops, training_flops
 from nmt.model.transformer import Transformer
 from nmt.pipeline import stages
-from nmt.runs.run_dir import TrainPaths
+from nmt.runs.identity import TrainPaths
 from nmt.training import loop, plan
 from nmt.training.optimizer import learning_rate
 from nmt.training.plan import Data, activation_bytes, cache_bytes, cpu_warning, make_plan, peak_rate, plan_lines

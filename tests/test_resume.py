@@ -18,7 +18,7 @@ from nmt.distributed.world import World, init_distributed
 from nmt.errors import LostContact, NmtError
 from nmt.pipeline.stages import train_here
 from nmt.runs import checkpoint
-from nmt.runs.run_dir import TrainPaths
+from nmt.runs.identity import TrainPaths
 from nmt.training import loop, resume, validation
 from tiny import ALONE, at, equal, final, metrics, settings, state, weights
 

@@ -26,7 +26,8 @@ from nmt.distributed.world import World
 from nmt.errors import CheckpointError, ConfigError
 from nmt.model.flops import parameters
 from nmt.runs import checkpoint
-from nmt.runs.run_dir import TrainPaths, read_config
+from nmt.runs.identity import TrainPaths
+from nmt.runs.run_dir import read_config
 from nmt.special_tokens import PAD
 from nmt.training import loop, validation
 from nmt.training.loop import train_model

@@ -17,7 +17,7 @@ from nmt.data.tokenizer import load_tokenizers
 from nmt.decoding.translator import Translator
 from nmt.errors import DataError, NmtError
 from nmt.runs import checkpoint
-from nmt.runs.run_dir import BY_HAND
+from nmt.runs.run_dir import RunDir
 from nmt.training import validation
 from nmt.training.step import Trainer, dev_loss, prepare, train_step
 from nmt.training.validation import DevSet, Progress, choose_final, translate_dev, validate
@@ -30,10 +30,10 @@ class Notes:
     def __init__(self):
         self.scores, self.shown, self.said = [], [], []
 
-    def numbers(self, kind, step, values):
+    def log_scalars(self, kind, step, values):
         self.scores.append((kind, step, dict(values)))
 
-    def translations(self, step, rows):
+    def log_translations(self, step, rows):
         self.shown.append((step, rows))
 
     def say(self, text):
@@ -181,7 +181,8 @@ def test_only_a_higher_score_is_better_and_the_others_are_counted(dev, weights_b
 # ── the final model ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def saved(run, weights_by_age, steps, best=None):
+def saved(folder, weights_by_age, steps, best=None):
+    run = RunDir(folder)
     for step in steps:
         checkpoint.save(checkpoint.step_folder(run, step), weights_by_age[step], {"step": step})
     if best is not None:
@@ -267,8 +268,8 @@ def test_a_damaged_checkpoint_is_not_averaged_and_without_any_there_is_no_final_
 
 def test_averages_by_hand_of_an_earlier_final_model_go_with_it(dev, weights_by_age, tmp_path):
     run = saved(tmp_path, weights_by_age, (18, 19), 20)
-    for name in BY_HAND:
-        checkpoint.save(run / name, weights_by_age[1], {})
+    for folder in (run.average, run.former_final):
+        checkpoint.save(folder, weights_by_age[1], {})
     choose_final(trainer_with(weights_by_age[1], "train.validate_sentences=0"), run, dev, Progress(step=20), Notes())
     assert sorted(path.name for path in run.iterdir()) == ["best", "checkpoints", "final"]
 

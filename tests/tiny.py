@@ -23,7 +23,7 @@ from nmt.distributed.launcher import die_with_parent
 from nmt.distributed.world import World
 from nmt.io import write_lines
 from nmt.runs import checkpoint
-from nmt.runs.run_dir import TrainPaths
+from nmt.runs.identity import TrainPaths
 from nmt.training import resume, step
 
 ALONE = World(0, 1, torch.device("cpu"))
@@ -102,7 +102,7 @@ from pathlib import Path
 given = json.loads(Path(sys.argv[1]).read_text())
 from nmt.config import from_dict
 from nmt.errors import NmtError
-from nmt.runs.run_dir import TrainPaths
+from nmt.runs.identity import TrainPaths
 from nmt.pipeline.stages import train_here
 config, paths = from_dict(given["config"]), TrainPaths(**{k: Path(v) for k, v in given["paths"].items()})
 rank = int(os.environ.get("RANK", "0"))

@@ -5,20 +5,18 @@ import shlex
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
 from nmt.cli.options import AsJson, Changes, Device, Name, Processes, Recipe, load, print_result, table
+from nmt.cli.worker import train_in_processes
 from nmt.config import Config, check_name
+from nmt.distributed.launcher import is_main, processes_for
 from nmt.errors import ConfigError
 from nmt.io import read_json
 from nmt.pipeline import engine, stages
-
-if TYPE_CHECKING:
-    from nmt.runs.run_dir import TrainPaths
-
-Stages = Sequence[engine.Stage]
+from nmt.runs.identity import TrainPaths
 
 
 def fetch(
@@ -95,19 +93,16 @@ def train(
     runs/NAME/metrics.jsonl and TensorBoard have every measurement.
     """
     loaded = load(config, changes)
-    here = partial(stages.train_here, device=device, fresh=fresh, init_from=init_from)
+    options = {"device": device, "fresh": fresh, "init_from": init_from}
     if _launched():
-        made = stages.build_stages(loaded, name, device=device, trainer=here)
+        made = stages.build_stages(loaded, name, device=device, trainer=_trainer(1, **options))
         states = {state.stage.name: state.word for state in engine.status(made)}
         if any(states[name] != "fresh" for name in ("clean", "bpe", "encode")):
             line = shlex.join(["nmt", "run", *_again(config, changes), "--upto", "encode"])
             raise ConfigError(f"several processes can't make the data; make it first: {line}")
-        engine.act(made.train)
+        engine.act(made.train, stamps=is_main())
         return
-    options = [*_again(config, changes, name, device), *(["--fresh"] if fresh else [])]
-    options += ["--init-from", str(init_from)] if init_from else []
-    processes = processes or _processes(loaded, device)
-    trainer = here if processes == 1 else partial(_launch, options, processes)
+    trainer = _trainer(processes or processes_for(device, loaded.optim.batch_tokens), **options)
     build = partial(stages.build_stages, loaded, name, device=device, trainer=trainer)
     if fresh or init_from:  # The stage doesn't know what weights it would begin with; the training does.
         engine.act(engine.run(build, "encode").train)
@@ -133,8 +128,7 @@ def run(
     if _launched():
         line = shlex.join(["nmt", "run", *_again(config, changes, name), "--processes", os.environ["WORLD_SIZE"]])
         raise ConfigError(f"nmt run is one process, which starts others for the training alone: {line}")
-    processes = processes or _processes(loaded, device)
-    trainer = None if processes == 1 else partial(_launch, _again(config, changes, name, device), processes)
+    trainer = _trainer(processes or processes_for(device, loaded.optim.batch_tokens), device=device)
     made = engine.run(partial(stages.build_stages, loaded, name, device=device, trainer=trainer), upto)
     if upto in (None, "eval"):
         from nmt.evaluation.test_set import score_lines
@@ -167,17 +161,14 @@ def _again(
     return words + (["--device", device] if device != "auto" else [])
 
 
-def _processes(config: Config, device: str) -> int:
-    """How many processes train if nobody says how many."""
-    from nmt.distributed.launcher import processes_for
+def _trainer(processes: int, **options: Any) -> stages.Trainer:
+    """Trains here, or in several processes of this machine; `options` are those of stages.train_here."""
+    if processes == 1:
+        return partial(stages.train_here, **options)
 
-    return processes_for(device, config.optim.batch_tokens)
+    def train_there(config: Config, paths: TrainPaths) -> None:
+        code = train_in_processes(config, paths, processes=processes, options=options)
+        if code:
+            raise typer.Exit(code)
 
-
-def _launch(options: list[str], processes: int, config: Config, paths: "TrainPaths") -> None:
-    """Train in several processes of this machine."""
-    from nmt.distributed.launcher import launch
-
-    code = launch(["-m", "nmt", "train", *options], processes)
-    if code:
-        raise typer.Exit(code)
+    return train_there

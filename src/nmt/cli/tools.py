@@ -12,7 +12,8 @@ from nmt import config as settings
 from nmt.cli.options import AsJson, Changes, ConfigFile, Device, Recipe, load, print_result, table
 from nmt.errors import ConfigError, DataError
 from nmt.pipeline import engine, stages
-from nmt.runs.listing import describe_run, newest_run, run_table
+from nmt.runs.listing import describe_run, run_table
+from nmt.runs.run_dir import RunDir, newest_run
 
 log = logging.getLogger(__name__)
 
@@ -65,27 +66,28 @@ def average(
     device: Device = "auto",
 ) -> None:
     """Average the newest checkpoints into a better final model."""
-    from nmt.runs.run_dir import lock, read_config
+    from nmt.runs.run_dir import read_config
 
     if restore and (output or force):
         raise ConfigError("--restore goes without --force and --output: it brings back what an average replaced.")
-    read_config(run)  # Before a lock is put into what is no run.
-    with lock(run), engine.replacing_result(run, "final"):
-        from nmt.training.averaging import FORMER, average_checkpoints, restore_final
+    run_dir = RunDir(run)
+    read_config(run_dir)  # Before a lock is put into what is no run.
+    with run_dir.locked(), engine.replacing_result(run_dir, "final"):
+        from nmt.training.averaging import average_checkpoints, restore_final
 
         if restore:
-            restore_final(run)
+            restore_final(run_dir)
             log.info("average: the final model of %s is the former one again", run)
             return
-        found = average_checkpoints(run, last, output, device, force)
+        found = average_checkpoints(run_dir, last, output, device, force)
     if found.scores:
         scores = ", ".join(f"{name} has {score:.2f}" for name, score in found.scores.items())
         log.info("average: %s on the whole dev set: %s", found.measure, scores)
-    if found.folder != run / "final":
+    if found.folder != run_dir.final:
         stays = "" if output else "; the final model stays, since that is not better (--force replaces it)"
         log.info("average: the %s is %s%s", found.name, found.folder, stays)
     else:
-        way = f"; the former one is {run / FORMER} (nmt average {run} --restore)" if found.former else ""
+        way = f"; the former one is {run_dir.former_final} (nmt average {run} --restore)" if found.former else ""
         log.info("average: the final model of %s is the %s now%s", run, found.name, way)
 
 
@@ -96,7 +98,7 @@ def info(
     as_json: AsJson = False,
 ) -> None:
     """Say what is in a run: state, scores, sizes."""
-    facts = describe_run(run or newest_run())
+    facts = describe_run(RunDir(run or newest_run()))
     print_result(facts, table(run_table(facts)), as_json)
 
 

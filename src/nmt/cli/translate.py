@@ -17,8 +17,8 @@ from nmt.errors import ConfigError, DataError
 from nmt.io import STANDARD, lines_of, read_aligned, read_json, read_lines
 from nmt.languages import parse
 from nmt.pipeline import engine, stages
-from nmt.runs.listing import RUNS, newest_run
-from nmt.runs.run_dir import read_config, read_identity
+from nmt.runs.identity import read_identity
+from nmt.runs.run_dir import RUNS, RunDir, newest_run, read_config
 
 log = logging.getLogger(__name__)
 
@@ -150,13 +150,13 @@ def _against_files(
 
 
 def _against_test_set(
-    hyps: Sequence[str], run: Path | None, changes: Sequence[str], device: str, allow_overlap: bool
+    hyps: Sequence[str], given: Path | None, changes: Sequence[str], device: str, allow_overlap: bool
 ) -> tuple[Any, list[str]]:
     """The scores of a run's own translation, or of others, on the run's test set."""
     from nmt.evaluation.test_set import evaluate_test, read_test_set, score_lines
     from nmt.runs.overlap import check_unseen
 
-    run, config = _run_and_settings(run, changes)
+    run, config = _run_and_settings(given, changes)
     if run.resolve().parent != RUNS.resolve():
         raise ConfigError(f"{run} is not in {RUNS}/, so its test set is not known; give HYP, --ref and --tgt.")
     build = partial(stages.build_stages, config, run.resolve().name, device=device, allow_overlap=allow_overlap)
@@ -164,7 +164,7 @@ def _against_test_set(
     clean, train = states["clean"], states["train"]
     if clean.word != "fresh":
         raise DataError(f"{clean}; its test set is what is scored, so make it first (nmt clean).")
-    if (run / "identity.json").exists():
+    if run.identity_file.exists():
         data = "encode/meta.json"
         if train.stage.hashes.get(data) != read_identity(run)["reads"].get(data):
             log.warning("the corpus has changed since %s was trained: this is another test set than its own", run)
@@ -202,14 +202,14 @@ def score(
     score_files(Translator.load(run, config.translate, device=device), src, tgt, output)
 
 
-def _run_and_settings(run: Path | None, changes: Sequence[str]) -> tuple[Path, Config]:
+def _run_and_settings(given: Path | None, changes: Sequence[str]) -> tuple[RunDir, Config]:
     """The run that is meant, and its settings with changes on top; ConfigError if they contradict its training."""
-    if run is None:
-        run = newest_run()
+    run = RunDir(given) if given else newest_run()
+    if given is None:
         log.info("taking %s, the newest run that is finished", run)
-    trained, status = read_config(run), read_json(run / "status.json")
-    if status.get("state") != "finished" and (run / "final").is_dir():
-        made_of = read_json(run / "final" / "state.json").get("made_of")
+    trained, status = read_config(run), run.status()
+    if status.get("state") != "finished" and run.final.is_dir():
+        made_of = run.final_state().get("made_of")
         log.warning(
             "the training of %s has not ended (%s, step %s); its final model (%s) is not the one that will come of it",
             *(run, status.get("state", "unknown"), status.get("step"), made_of),

@@ -28,7 +28,8 @@ from nmt.errors import CheckpointError, ConfigError, DataError, counted
 from nmt.evaluation.outputs import is_repeated
 from nmt.model.transformer import Transformer
 from nmt.runs.checkpoint import load_model
-from nmt.runs.run_dir import check_as_trained, read_config
+from nmt.runs.identity import check_as_trained
+from nmt.runs.run_dir import RunDir, read_config
 from nmt.special_tokens import BOS, EOS, PAD
 
 log = logging.getLogger(__name__)
@@ -194,24 +195,24 @@ class Translator:
 
         Raises CheckpointError or DataError for a folder that is no run, or not a whole one.
         """
-        run, place = Path(run), choose_device(device)
-        config = read_config(run)
+        folder, place = RunDir(run), choose_device(device)
+        config = read_config(folder)
         config = config if settings is None else replace(config, translate=settings)
-        tokenizers = load_tokenizers(run / "tokenizer", config.data.src, config.data.tgt)
-        model = load_model(run, config)
-        check_as_trained(run, config, {tokenizer.name: tokenizer.sha256 for tokenizer in tokenizers})
+        tokenizers = load_tokenizers(folder.tokenizer, config.data.src, config.data.tgt)
+        model = load_model(folder, config)
+        check_as_trained(folder, config, {tokenizer.name: tokenizer.sha256 for tokenizer in tokenizers})
         embeddings = (model.src_embedding or model.embedding, model.embedding)
         for tokenizer, embedding in zip(tokenizers, embeddings, strict=True):
             if len(tokenizer) != embedding.num_embeddings:
                 raise CheckpointError(
-                    f"{run / 'tokenizer'}: {tokenizer.name} has {len(tokenizer):,} pieces, but the model has "
+                    f"{folder.tokenizer}: {tokenizer.name} has {len(tokenizer):,} pieces, but the model has "
                     f"{embedding.num_embeddings:,}; put back the tokenizer that the run was trained with."
                 )
         warn_of_slow("translate.precision", config.translate.precision, place)
         limit_onednn_cache(place, config.translate.precision, 256)
         for weight in model.to(place).parameters():  # Not buffers: in half precision angles beyond 256 are not apart.
             weight.data = weight.data.to(getattr(torch, config.translate.precision))
-        return cls(model, *tokenizers, Normaliser.load(run / "normalisation.json"), config, place)
+        return cls(model, *tokenizers, Normaliser.load(folder.normalisation_file), config, place)
 
     def translate(self, lines: Sequence[str]) -> list[str]:
         """The translation of each line; `lines` is a list, also of one line."""

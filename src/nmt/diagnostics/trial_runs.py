@@ -18,6 +18,7 @@ from nmt.distributed.launcher import die_with_parent, family
 from nmt.errors import NmtError
 from nmt.io import sha256_of
 from nmt.runs.checkpoint import saved_steps
+from nmt.runs.run_dir import RunDir
 
 STEPS, SAVE_EVERY = 48, 8
 TINY = (
@@ -103,7 +104,7 @@ class TrialRuns:
             process.kill()
         if process.returncode not in (0, -signal.SIGKILL) or len(_rows(run)) < steps:
             raise self._failure(name, process.returncode)
-        return process.returncode != 0 and not (run / "final").exists()
+        return process.returncode != 0 and not RunDir(run).final.exists()
 
     def _failure(self, name: str, code: int) -> NmtError:
         log = (self.folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")
@@ -120,13 +121,15 @@ def read_losses(run: Path) -> list[float]:
 
 def _rows(run: Path) -> list[str]:
     """The whole lines of a run's metrics, as far as there are any."""
-    metrics = run / "metrics.jsonl"
+    metrics = RunDir(run).metrics_file
     return metrics.read_text(encoding="utf-8").split("\n")[:-1] if metrics.exists() else []
 
 
 def hashes(run: Path) -> list[str]:
     """SHA-256 of the weights and the optimizer as the training ended, and of the final model."""
-    files = [path for folder in (saved_steps(run)[-1], run / "final") for path in sorted(folder.glob("*.safetensors"))]
+    files = [
+        path for folder in (saved_steps(run)[-1], RunDir(run).final) for path in sorted(folder.glob("*.safetensors"))
+    ]
     return [sha256_of(path) for path in files]
 
 

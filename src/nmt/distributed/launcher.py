@@ -73,6 +73,11 @@ def family(pid: int) -> list[int]:
     return found
 
 
+def is_main() -> bool:
+    """Whether this process is rank 0, or alone, by the environment of whoever started it; without torch."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def launch(arguments: Sequence[str], processes: int) -> int:
     """Start `python ARGUMENTS` so many times and wait; returns 0, or the exit code of the first that failed.
 

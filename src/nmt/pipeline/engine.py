@@ -23,7 +23,7 @@ from typing import Any, Literal, TypeVar
 
 from nmt.errors import ConfigError, DataError, writing
 from nmt.io import read_json, sha256_of, write_json
-from nmt.runs.run_dir import what_changed
+from nmt.runs.identity import what_changed
 
 log = logging.getLogger(__name__)
 
@@ -266,8 +266,11 @@ def run(build: Callable[[], S], upto: str | None = None, since: str | None = Non
     return stages
 
 
-def act(stage: Stage) -> None:
-    """Do the work of a stage, whether fresh or not, and put its stamp where the result is."""
+def act(stage: Stage, *, stamps: bool = True) -> None:
+    """Do the work of a stage, whether fresh or not, and put its stamp where the result is.
+
+    Of several processes that do the work of one together, all but one come without `stamps`.
+    """
     if stage.missing:
         raise DataError(f"{stage.name}: {stage.missing[0]} is missing.")
     begun = time.monotonic()
@@ -275,7 +278,8 @@ def act(stage: Stage) -> None:
         stage.writes.mkdir(parents=True, exist_ok=True)
         with writing(stage.writes):
             stage.action(stage.writes)
-            write_stamp(stage, stage.writes, time.monotonic() - begun)
+            if stamps:
+                write_stamp(stage, stage.writes, time.monotonic() - begun)
         return
     home = stage.writes.parent
     home.mkdir(parents=True, exist_ok=True)

@@ -14,8 +14,8 @@ from nmt.config import Config, check_name, of_kind
 from nmt.errors import DataError
 from nmt.io import write_json
 from nmt.pipeline.engine import Stage, cached_hashes, make_stage
-from nmt.runs.listing import RUNS
-from nmt.runs.run_dir import TrainPaths, training_reads, training_settings
+from nmt.runs.identity import TrainPaths, training_reads, training_settings
+from nmt.runs.run_dir import RUNS, RunDir
 
 log = logging.getLogger(__name__)
 
@@ -37,14 +37,14 @@ Trainer = Callable[[Config, TrainPaths], None]
 """Does a training: in this process, or in several that it starts."""
 
 
-def run_folder(config: Config, name: str | None = None) -> Path:
+def run_folder(config: Config, name: str | None = None) -> RunDir:
     """Where a training lives: `runs/RECIPE.SRC-TGT`, or `runs/NAME`."""
     if name is None:
         name = f"{config.recipe}.{config.direction}"
         check_name("the name of the run (RECIPE.SRC-TGT; --name gives another)", name)
     else:
         check_name("--name", name)
-    return RUNS / name
+    return RunDir(RUNS / name)
 
 
 def build_stages(
@@ -120,7 +120,7 @@ def build_stages(
             reads={name: run / name for name in ("final", "tokenizer", "normalisation.json")}
             | _files(clean, [f"test.{src}"]),
             settings={"data": direction, "translate": of_kind(config.translate, "result")},
-            writes=run / "translate",
+            writes=run.translation,
             action=partial(_translate, config, run, clean.writes, device),
             packages=("nmt", "torch", "sentencepiece", "opencc"),
         )
@@ -128,9 +128,9 @@ def build_stages(
         evaluated += ["test.attribution"] if (clean.writes / "test.attribution").is_file() else []
         evaluate = make(
             "eval",
-            reads=_files(translate, ["test.hyp"]) | _files(clean, evaluated) | {"train_keys": run / "train_keys"},
+            reads=_files(translate, ["test.hyp"]) | _files(clean, evaluated) | {"train_keys": run.train_keys},
             settings={"data": direction, "eval": of_kind(config.eval, "result")},
-            writes=run / "eval",
+            writes=run.evaluation,
             action=partial(_evaluate, config, clean.writes, run, allow_overlap),
             packages=("nmt", "sacrebleu"),
         )
@@ -198,11 +198,11 @@ def train_here(
     config: Config, paths: TrainPaths, *, device: str, fresh: bool = False, init_from: Path | None = None
 ) -> None:
     """Train in this process, which may be one of several that were started together."""
-    from nmt.runs.run_dir import is_main, lock
+    from nmt.distributed.launcher import is_main
     from nmt.training.plan import cpu_warning
 
     # Before torch is imported and before the processes meet: who comes second is told at once.
-    with lock(paths.run) if is_main() else contextlib.nullcontext():
+    with paths.run.locked() if is_main() else contextlib.nullcontext():
         if is_main() and (warning := cpu_warning(config, paths.encode, device)):
             log.warning("train: %s", warning)
         from nmt.distributed.world import init_distributed
@@ -220,13 +220,13 @@ def _translate(config: Config, run: Path, clean: Path, device: str, out: Path) -
     translate_file(translator, clean / f"test.{config.data.src}", out / "test.hyp")
 
 
-def _evaluate(config: Config, clean: Path, run: Path, allow_overlap: bool, out: Path) -> None:
+def _evaluate(config: Config, clean: Path, run: RunDir, allow_overlap: bool, out: Path) -> None:
     from nmt.evaluation.test_set import evaluate_test, read_test_set
     from nmt.io import read_lines
+    from nmt.runs.opening import source_code
     from nmt.runs.overlap import check_unseen
-    from nmt.runs.run_dir import source_code
 
-    hyps = read_lines(run / "translate" / "test.hyp")
+    hyps = read_lines(run.hypotheses_file)
     srcs, refs = read_test_set(clean, config.data.src, config.data.tgt)
     seen = check_unseen(run, config.data.src, srcs, refs, allow_overlap)
     found = evaluate_test(config, clean, hyps, trained_on=seen)

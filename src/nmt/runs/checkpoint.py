@@ -26,6 +26,7 @@ from nmt.config import Config
 from nmt.errors import CheckpointError, free_bytes
 from nmt.io import read_object, sha256_of
 from nmt.model.transformer import Transformer
+from nmt.runs.run_dir import RunDir
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +85,7 @@ def _settle(folder: Path) -> None:
 
 def recover(run: Path) -> None:
     """Put right what a process that was killed while it wrote left in a run folder; for the holder of its lock."""
-    for path in [*run.glob(".*"), *(run / "checkpoints").glob(".*")]:
+    for path in [*run.glob(".*"), *RunDir(run).checkpoints.glob(".*")]:
         # Other names with two endings are not ours.
         if found := re.fullmatch(r"\.([^.]+)\.(?:part|old)", path.name):
             _settle(path.with_name(found[1]))
@@ -190,7 +191,7 @@ def load_optimizer(folder: Path) -> dict[str, Tensor]:
 
 def step_folder(run: Path, step: int) -> Path:
     """Where the checkpoint of a step lies."""
-    return run / "checkpoints" / f"step-{step:08d}"
+    return RunDir(run).checkpoints / f"step-{step:08d}"
 
 
 def step_of(folder: Path) -> int:
@@ -200,7 +201,7 @@ def step_of(folder: Path) -> int:
 
 def saved_steps(run: Path) -> list[Path]:
     """The run's checkpoint folders, oldest first, by step and not by the clock."""
-    found = [path for path in (run / "checkpoints").glob("step-*") if re.fullmatch(r"step-[0-9]{8,}", path.name)]
+    found = [path for path in RunDir(run).checkpoints.glob("step-*") if re.fullmatch(r"step-[0-9]{8,}", path.name)]
     return sorted(found, key=step_of)
 
 
@@ -213,7 +214,7 @@ def _newest_that(run: Path, use: Callable[[Path], T]) -> T | None:
         except CheckpointError as error:
             log.warning("passing over a damaged checkpoint: %s", error)
     if folders:
-        raise CheckpointError(f"no checkpoint in {run / 'checkpoints'} can be used; start over with --fresh.")
+        raise CheckpointError(f"no checkpoint in {RunDir(run).checkpoints} can be used; start over with --fresh.")
     return None
 
 
@@ -384,7 +385,7 @@ def build_model(config: Config, weights: Mapping[str, Tensor]) -> Transformer:
 
 def load_model(run: Path, config: Config, folder: Path | None = None) -> Transformer:
     """The final model of a run, or the one in `folder`; raises CheckpointError when the run has none yet."""
-    folder = _standing(folder or run / "final")
+    folder = _standing(folder or RunDir(run).final)
     if not folder.exists():
         raise CheckpointError(
             f"{run} has no final model; finish its training with nmt train, or make one with nmt average."

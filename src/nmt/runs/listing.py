@@ -1,24 +1,11 @@
 """Run folders as a user looks at them: which is the newest, and what is in one."""
 
-import os
-from pathlib import Path
 from typing import Any
 
-from nmt.errors import CheckpointError
 from nmt.io import read_json
 from nmt.model.flops import parameters
-from nmt.runs.run_dir import as_trained, read_config, tokenizer_files
-
-RUNS = Path(os.environ.get("NMT_RUNS") or "runs")
-"""Where all runs are. The variable is for doctor, whose trainings leave the user's runs alone."""
-
-
-def newest_run() -> Path:
-    """The run whose training finished last; raises CheckpointError where none has."""
-    finished = [path for path in RUNS.glob("*/status.json") if read_json(path).get("state") == "finished"]
-    if not finished:
-        raise CheckpointError(f"no finished training in {RUNS}/; make one (nmt run -c demo) or name a run with --run.")
-    return max(finished, key=lambda path: path.stat().st_mtime_ns).parent
+from nmt.runs.identity import as_trained
+from nmt.runs.run_dir import RunDir, read_config
 
 
 def run_table(facts: dict[str, Any]) -> dict[str, Any]:
@@ -27,16 +14,16 @@ def run_table(facts: dict[str, Any]) -> dict[str, Any]:
     return {name.replace("_", " "): value for name, value in (facts | {"test": test}).items()}
 
 
-def describe_run(run: Path) -> dict[str, Any]:
+def describe_run(run: RunDir) -> dict[str, Any]:
     """What a run is: its state, its scores, its vocabulary and sizes."""
-    config, status = read_config(run), read_json(run / "status.json")
-    vocab = [sum(1 for _ in path.open("rb")) for path in tokenizer_files(run / "tokenizer") if path.suffix == ".vocab"]
+    config, status = read_config(run), run.status()
+    vocab = [sum(1 for _ in path.open("rb")) for path in run.tokenizer_files() if path.suffix == ".vocab"]
     sizes = dict(zip(config.clean.columns, vocab * 2 if len(vocab) == 1 else vocab, strict=False))
     weights = parameters(
         config.model, sizes.get(config.data.tgt, 0), None if config.bpe.joint else sizes.get(config.data.src, 0)
     )
-    scores = read_json(run / "eval" / "scores.json").get("scores")
-    final = read_json(run / "final" / "state.json")
+    scores = read_json(run.scores_file).get("scores")
+    final = run.final_state()
     return {
         "run": str(run),
         "recipe": config.recipe,

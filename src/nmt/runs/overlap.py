@@ -10,11 +10,9 @@ from numpy.typing import NDArray
 from nmt.corpus import Normaliser, held_out_keys
 from nmt.errors import ConfigError, DataError
 from nmt.io import read_lines, write_bytes
+from nmt.runs.run_dir import RunDir
 
 log = logging.getLogger(__name__)
-
-FOLDER = "train_keys"
-"""Of a run; `LANG.keys` in it are the hashed leak keys of one side of all text that its weights were trained on."""
 
 SHOWN = 60
 """Characters of a test line that an error quotes."""
@@ -25,18 +23,18 @@ def keep_keys(clean: Path, languages: Sequence[str], run: Path, init_from: Path 
 
     Raises ConfigError if the languages of that run come in another order, since keys of different sides differ.
     """
-    (run / FOLDER).mkdir(parents=True, exist_ok=True)
+    RunDir(run).train_keys.mkdir(parents=True, exist_ok=True)
     if init_from is not None:
-        earlier = list(Normaliser.load(init_from / "normalisation.json").han)
+        earlier = list(Normaliser.load(RunDir(init_from).normalisation_file).han)
         if earlier != list(languages):
             raise ConfigError(
                 f"--init-from: {init_from} was trained on the columns {', '.join(earlier)}, this corpus has "
                 f"{', '.join(languages)}; give clean.columns in the same order, so that the text can be compared."
             )
     for lang in languages:
-        path = run / FOLDER / f"{lang}.keys"
+        path = RunDir(run).train_keys / f"{lang}.keys"
         sources = [clean / f"train.{lang}.keys", *([path] if path.exists() else [])]
-        sources += [init_from / FOLDER / f"{lang}.keys"] if init_from is not None else []
+        sources += [RunDir(init_from).train_keys / f"{lang}.keys"] if init_from is not None else []
         write_bytes(path, _merged([_read(source) for source in sources]).tobytes())
 
 
@@ -64,14 +62,14 @@ def seen(run: Path, src: str, srcs: Sequence[str], refs: Sequence[Sequence[str]]
 
     `src` is the language of the sources.
     """
-    normaliser = Normaliser.load(run / "normalisation.json")
+    normaliser = Normaliser.load(RunDir(run).normalisation_file)
     lines = [line for line, row in enumerate(refs) for _ in row]
     pairs = [(srcs[line], ref) for line, row in enumerate(refs) for ref in row]
     if src != next(iter(normaliser.han)):  # Keys differ by column.
         pairs = [(right, left) for left, right in pairs]
     found = np.zeros(len(srcs), dtype=bool)
     for keys, lang in zip(held_out_keys(pairs, normaliser), normaliser.han, strict=True):
-        known = np.isin(keys, _read(run / FOLDER / f"{lang}.keys")).any(axis=1)
+        known = np.isin(keys, _read(RunDir(run).train_keys / f"{lang}.keys")).any(axis=1)
         np.logical_or.at(found, lines, known)
     return found
 

@@ -11,15 +11,13 @@ from nmt.distributed.world import World, choose_device
 from nmt.errors import CheckpointError, ConfigError, DataError
 from nmt.io import read_object
 from nmt.runs import checkpoint
-from nmt.runs.run_dir import BY_HAND, TrainPaths, as_trained, read_config, unchanged
+from nmt.runs.identity import TrainPaths, as_trained, unchanged
+from nmt.runs.run_dir import RunDir, read_config
 from nmt.training.step import Trainer
 from nmt.training.validation import DevSet, whole_dev_score
 
 MARK = " (nmt average)"
 """How the origin of a final model ends that is an average by hand."""
-
-BESIDE, FORMER = BY_HAND
-"""In a run folder: an average that is not better than the final model; a final model that an average replaced."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,7 @@ class Averaged:
     """Whether a final model was replaced, and what the training made is kept as `run/final-before`."""
 
 
-def average_checkpoints(run: Path, last: int, output: Path | None, device: str, force: bool) -> Averaged:
+def average_checkpoints(run: RunDir, last: int, output: Path | None, device: str, force: bool) -> Averaged:
     """Average the newest checkpoints into `output`, or into `run/final` if that is better on dev, or with `force`.
 
     `output` must not exist. Without it, an average that is not better is put into `run/average`. The final model that
@@ -53,7 +51,7 @@ def average_checkpoints(run: Path, last: int, output: Path | None, device: str, 
             raise CheckpointError(f"{fault}; average fewer checkpoints (--last), or train again.")
     weights, name = checkpoint.average_folders(folders), f"average of {len(folders)}"
     state = {"made_of": f"{name}{MARK}", "steps": [checkpoint.step_of(folder) for folder in folders]}
-    final, scores, measure = run / "final", dict[str, float](), ""
+    final, scores, measure = run.final, dict[str, float](), ""
     if output is not None:
         checkpoint.save(output, weights, state)
         return Averaged(output, name, measure, scores)
@@ -64,26 +62,28 @@ def average_checkpoints(run: Path, last: int, output: Path | None, device: str, 
             trainer.model.load_state_dict(candidate)
             measure, scores[which] = whole_dev_score(trainer, dev)
         if not scores[name] > scores["final"]:
-            checkpoint.save(run / BESIDE, weights, state | {"dev_scores": scores})
-            return Averaged(run / BESIDE, name, measure, scores)
+            checkpoint.save(run.average, weights, state | {"dev_scores": scores})
+            return Averaged(run.average, name, measure, scores)
     # What the training itself has chosen is what is kept, however many averages follow each other.
-    if before is not None and not (str(before[1].get("made_of")).endswith(MARK) and (run / FORMER).exists()):
-        checkpoint.save(run / FORMER, *before)
+    if before is not None and not (str(before[1].get("made_of")).endswith(MARK) and run.former_final.exists()):
+        checkpoint.save(run.former_final, *before)
     checkpoint.save(final, weights, state | {"dev_scores": scores})
     return Averaged(final, name, measure, scores, former=before is not None)
 
 
-def restore_final(run: Path) -> None:
+def restore_final(run: RunDir) -> None:
     """Make the former final model final again. Who calls this holds the run's lock."""
-    if not (run / FORMER).exists():
-        raise CheckpointError(f"{run} has no {FORMER}: no average has taken the place of its final model.")
-    checkpoint.save(run / "final", *checkpoint.load(run / FORMER))
-    shutil.rmtree(run / FORMER)
+    if not run.former_final.exists():
+        raise CheckpointError(
+            f"{run} has no {run.former_final.name}: no average has taken the place of its final model."
+        )
+    checkpoint.save(run.final, *checkpoint.load(run.former_final))
+    shutil.rmtree(run.former_final)
 
 
-def _on_dev(config: Config, run: Path, device: str) -> tuple[Trainer, DevSet]:
+def _on_dev(config: Config, run: RunDir, device: str) -> tuple[Trainer, DevSet]:
     """A trainer and the dev set that the run was trained with."""
-    facts = read_object(run / "provenance.json")
+    facts = read_object(run.provenance_file)
     paths = TrainPaths(run=run, **{name: Path(str(facts.get(name))) for name in ("clean", "bpe", "encode")})
     if not unchanged(config, paths):
         raise DataError(

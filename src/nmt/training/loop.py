@@ -23,11 +23,13 @@ from nmt.distributed.host import warn_of_slow
 from nmt.distributed.launcher import write_error_file
 from nmt.distributed.world import World, is_lost_contact
 from nmt.errors import CheckpointError, LostContact, NmtError, Preempted, first_line
-from nmt.io import read_object, write_json
+from nmt.io import read_object
 from nmt.model.flops import peak_flops
 from nmt.runs import checkpoint
+from nmt.runs.identity import TrainPaths, unchanged
+from nmt.runs.opening import open_run
 from nmt.runs.overlap import warn_of_overlap
-from nmt.runs.run_dir import TrainPaths, open_run, unchanged
+from nmt.runs.run_dir import RunDir
 from nmt.training.metrics_logger import MetricsLogger, duration
 from nmt.training.resume import require_equal_settings, require_equal_state, require_shared, resume, settle
 from nmt.training.saver import Saver, write_status
@@ -70,7 +72,7 @@ def train_model(
         report_failure(world, 0, error)
         raise
     begun = time.monotonic()
-    with GracefulShutdown(world) as stop, Heartbeat(paths.run / "heartbeat", world, config.train.silence) as heartbeat:
+    with GracefulShutdown(world) as stop, Heartbeat(paths.run.heartbeat, world, config.train.silence) as heartbeat:
         try:
             with world.all_or_none():
                 data, dev = open_data(config, paths, world)
@@ -318,15 +320,15 @@ def numerics(config: Config, world: World) -> dict[str, Any]:
 def is_finished(config: Config, paths: TrainPaths, init_from: Path | None) -> bool:
     """Whether the run has been trained to its end with these settings and this data, and has its final model."""
     try:
-        status = read_object(paths.run / "status.json")
+        status = read_object(paths.run.status_file)
         state, progress = status.pop("state"), Progress(**status)
     except (CheckpointError, KeyError, TypeError):
         return False
     ended = state == "finished" and should_stop(config, progress) and progress.step <= config.optim.max_steps
-    return ended and unchanged(config, paths, init_from) and checkpoint.fault(paths.run / "final") is None
+    return ended and unchanged(config, paths, init_from) and checkpoint.fault(paths.run.final) is None
 
 
-def record_failure(run: Path, world: World, step: int, error: BaseException) -> BaseException:
+def record_failure(run: RunDir, world: World, step: int, error: BaseException) -> BaseException:
     """Write down that a training ends before its end, and why; returns what is to be raised."""
     asked = isinstance(error, (Preempted, KeyboardInterrupt, SystemExit))
     if isinstance(error, Preempted) and not world.is_main:
@@ -337,8 +339,8 @@ def record_failure(run: Path, world: World, step: int, error: BaseException) -> 
         with contextlib.suppress(
             OSError, CheckpointError
         ):  # What ended the training matters more, and may be the same.
-            status = read_object(run / "status.json")
-            write_json(run / "status.json", status | {"state": "preempted" if asked else "failed"})
+            status = read_object(run.status_file)
+            run.write_status(status | {"state": "preempted" if asked else "failed"})
     if not asked:
         report_failure(world, step, error)
     elif world.is_main and not isinstance(error, Preempted):

@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from nmt.errors import writing
 from nmt.io import lines_of, write_lines
+from nmt.runs.run_dir import RunDir
 
 log = logging.getLogger(__name__)
 
@@ -93,9 +94,9 @@ class MetricsLogger:
         run.mkdir(parents=True, exist_ok=True)
         self.first, self.last, self.step = first_step, last_step, first_step
         self.begun = self.spoke = time.monotonic()
-        self.metrics = run / "metrics.jsonl"
+        self.metrics = RunDir(run).metrics_file
         self._cut(self.metrics, first_step)
-        self.board = Board(run / "tensorboard", first_step)
+        self.board = Board(RunDir(run).tensorboard, first_step)
         self.file = open(self.metrics, "a", encoding="utf-8")  # noqa: SIM115
         self.bar = tqdm(
             total=last_step, initial=first_step, unit="step", desc="train", disable=None, dynamic_ncols=True

@@ -14,7 +14,8 @@ from nmt.distributed import gpu_defaults
 from nmt.distributed.world import World, gpu_of
 from nmt.errors import CheckpointError
 from nmt.runs import checkpoint
-from nmt.runs.run_dir import TrainPaths, identity, trained_precision
+from nmt.runs.identity import TrainPaths, identity, trained_precision
+from nmt.runs.run_dir import RunDir
 from nmt.training.step import Trainer
 from nmt.training.validation import Progress
 
@@ -44,7 +45,7 @@ def settle(config: Config, run: Path, world: World, *, fresh: bool) -> Config:
     return replace(found, optim=replace(found.optim, precision=chosen))
 
 
-def resume(trainer: Trainer, run: Path, init_from: Path | None) -> Progress:
+def resume(trainer: Trainer, run: RunDir, init_from: Path | None) -> Progress:
     """Load the checkpoint that process 0 chooses, or the weights to begin with, on all processes or on none.
 
     Process 0 takes the newest one that is whole and fits. A process that cannot read that one ends all of them: an
@@ -56,7 +57,7 @@ def resume(trainer: Trainer, run: Path, init_from: Path | None) -> Progress:
             newest = checkpoint.load_newest(run, trainer.model, trainer.optimizer, Progress)
             choice = f"{newest[0].name} {checkpoint.manifest_hash(newest[0])}" if newest else ""
     name, _, manifest = world.gather(choice.encode() if world.is_main else b"")[0].decode().partition(" ")
-    folder, progress = run / "checkpoints" / name, newest[1] if newest else Progress()
+    folder, progress = run.checkpoints / name, newest[1] if newest else Progress()
     with world.all_or_none():
         if name and not world.is_main:
             progress = load_same(trainer, folder, manifest)
@@ -84,26 +85,26 @@ def load_same(trainer: Trainer, folder: Path, manifest: str) -> Progress:
         ) from error
 
 
-def load_initial(trainer: Trainer, run: Path, init_from: Path) -> None:
+def load_initial(trainer: Trainer, run: RunDir, init_from: Path) -> None:
     """Begin with the final weights of another run."""
-    weights, _ = checkpoint.load(init_from / "final")
+    weights, _ = checkpoint.load(RunDir(init_from).final)
     try:
         trainer.model.load_state_dict(weights)
     except RuntimeError as error:
         raise CheckpointError(f"the weights of {init_from} do not fit this model and vocabulary: {error}") from error
-    for path in sorted((run / "tokenizer").glob("*.model")):
-        if (init_from / "tokenizer" / path.name).read_bytes() != path.read_bytes():
+    for path in sorted(run.tokenizer.glob("*.model")):
+        if (RunDir(init_from).tokenizer / path.name).read_bytes() != path.read_bytes():
             raise CheckpointError(
-                f"{init_from} has another vocabulary; set bpe.model to [{init_from / 'tokenizer' / path.name}]."
+                f"{init_from} has another vocabulary; set bpe.model to [{RunDir(init_from).tokenizer / path.name}]."
             )
 
 
 # ── what the processes must have in common ──────────────────────────────────────────────────────────────────────────
 
 
-def require_shared(run: Path, world: World, timeout: float) -> None:
+def require_shared(run: RunDir, world: World, timeout: float) -> None:
     """Raise on all processes unless each sees the run folder that process 0 has just written to."""
-    path = run / "provenance.json"
+    path = run.provenance_file
     written = world.gather(path.read_bytes() if world.is_main else b"")[0]
 
     def seen() -> bool:

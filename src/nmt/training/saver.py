@@ -5,15 +5,13 @@ import os
 import threading
 import time
 from dataclasses import asdict, replace
-from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from nmt.io import write_json
 from nmt.runs import checkpoint
+from nmt.runs.run_dir import RunDir
 from nmt.training.step import Trainer
 from nmt.training.validation import Progress
 
@@ -28,7 +26,7 @@ class Saver:
     checkpoint is written at a time; the next one waits. What goes wrong is raised by the next call.
     """
 
-    def __init__(self, trainer: Trainer, run: Path) -> None:
+    def __init__(self, trainer: Trainer, run: RunDir) -> None:
         self.trainer, self.run = trainer, run
         self.copies: dict[str, Tensor] = {}
         self.thread: threading.Thread | None = None
@@ -74,7 +72,7 @@ class Saver:
             started = time.perf_counter()
             try:
                 if best:
-                    checkpoint.save(self.run / "best", weights, state)
+                    checkpoint.save(self.run.best, weights, state)
                 if resumable:
                     checkpoint.save(checkpoint.step_folder(self.run, progress.step), weights, state, moments)
                     train = self.trainer.config.train
@@ -122,8 +120,7 @@ def warn_of_grace(seconds: float) -> None:
         )
 
 
-def write_status(trainer: Trainer, run: Path, state: str, progress: Progress) -> None:
+def write_status(trainer: Trainer, run: RunDir, state: str, progress: Progress) -> None:
     """Say in status.json what becomes of the run."""
     if trainer.world.is_main:
-        values: dict[str, Any] = {"state": state, **asdict(progress)}
-        write_json(run / "status.json", values)
+        run.write_status({"state": state, **asdict(progress)})

@@ -24,7 +24,8 @@ from nmt.errors import CheckpointError
 from nmt.evaluation.metrics import bleu
 from nmt.io import read_lines
 from nmt.runs import checkpoint
-from nmt.runs.run_dir import BY_HAND, TrainPaths
+from nmt.runs.identity import TrainPaths
+from nmt.runs.run_dir import RunDir
 from nmt.training.metrics_logger import MetricsLogger
 from nmt.training.step import Trainer, dev_loss
 
@@ -142,7 +143,7 @@ def whole_dev_score(trainer: Trainer, dev: DevSet) -> tuple[str, float]:
     return "minus the loss", -dev_loss(trainer, dev.data)[0]
 
 
-def choose_final(trainer: Trainer, run: Path, dev: DevSet, progress: Progress, tracker: MetricsLogger) -> None:
+def choose_final(trainer: Trainer, run: RunDir, dev: DevSet, progress: Progress, tracker: MetricsLogger) -> None:
     """Compare the average of the kept checkpoints with the best one on the whole dev set; the winner is `final`.
 
     The leader alone reads them; the others get each candidate from it, and score their share.
@@ -170,18 +171,18 @@ def choose_final(trainer: Trainer, run: Path, dev: DevSet, progress: Progress, t
         best = max(scores, key=scores.__getitem__)
         table = ", ".join(f"{name} has {score:.2f}" for name, score in scores.items())
         tracker.say(f"train: {what} on the whole dev set: {table}; final is the {best}")
-        for name in BY_HAND:  # They belong to the final model before this one.
-            shutil.rmtree(run / name, ignore_errors=True)
-        checkpoint.save(run / "final", chosen, {"made_of": best, "dev_scores": scores, "step": progress.step})
+        for folder in (run.average, run.former_final):  # They belong to the final model before this one.
+            shutil.rmtree(folder, ignore_errors=True)
+        checkpoint.save(run.final, chosen, {"made_of": best, "dev_scores": scores, "step": progress.step})
     world.barrier()
 
 
-def candidates_of(run: Path, progress: Progress) -> dict[str, Sequence[Path]]:
+def candidates_of(run: RunDir, progress: Progress) -> dict[str, Sequence[Path]]:
     """What a final model may be made of: names, and the folders that are averaged. Raises if none is whole."""
     folders = [path for path in checkpoint.saved_steps(run) if checkpoint.fault(path) is None]
     found: dict[str, Sequence[Path]] = {f"average of {len(folders)}": folders} if folders else {}
-    if checkpoint.fault(run / "best") is None:
-        found[f"best (step {progress.best_step:,})"] = [run / "best"]
+    if checkpoint.fault(run.best) is None:
+        found[f"best (step {progress.best_step:,})"] = [run.best]
     if not found:
         raise CheckpointError(f"no checkpoint in {run} is whole; start over with nmt train --fresh.")
     return found
