@@ -277,7 +277,7 @@ def test_moments_schedule_patience_best_score_and_charts_go_on(paths, tmp_path):
     ends = [state(r) for r in (tmp_path / "whole", run)]
     assert ends[0] == ends[1]
     assert ends[0]["best_step"]
-    assert ends[0]["worse"] == (STEPS - ends[0]["best_step"]) // 2
+    assert ends[0]["bad_validations"] == (STEPS - ends[0]["best_step"]) // 2
 
 
 @pytest.mark.parametrize("lost", ["moments", "step counts"])

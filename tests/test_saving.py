@@ -17,6 +17,7 @@ from forked import forked
 from nmt.data.dataset import open_dataset
 from nmt.errors import CheckpointError, Preempted
 from nmt.runs import checkpoint
+from nmt.runs.run_dir import RunDir
 from nmt.training import loop, watchdog
 from nmt.training import saver as saving
 from nmt.training.loop import train_model
@@ -62,7 +63,7 @@ def test_a_checkpoint_is_of_its_step_whatever_the_training_does_before_it_is_wri
     trainer, paths, tmp_path, monkeypatch
 ):
     held, before = Held(monkeypatch), content(trainer)
-    with Saver(trainer, tmp_path) as saver:
+    with Saver(trainer, RunDir(tmp_path)) as saver:
         saver.save(Progress(step=1, best_step=1), best=True)
         for number in (2, 3):
             step(trainer, paths, number)
@@ -80,7 +81,7 @@ def test_a_checkpoint_is_of_its_step_whatever_the_training_does_before_it_is_wri
 
 def test_the_next_save_waits_for_the_one_before_and_uses_its_memory_again(trainer, tmp_path, monkeypatch):
     held, memory = Held(monkeypatch), []
-    with Saver(trainer, tmp_path) as saver:
+    with Saver(trainer, RunDir(tmp_path)) as saver:
         saver.save(Progress(step=5))
         memory.append({name: copy.data_ptr() for name, copy in saver.copies.items()})
         held.began.wait(60)
@@ -94,7 +95,7 @@ def test_the_next_save_waits_for_the_one_before_and_uses_its_memory_again(traine
 
 
 def test_a_best_model_alone_is_no_checkpoint_to_go_on_from(trainer, tmp_path):
-    with Saver(trainer, tmp_path) as saver:
+    with Saver(trainer, RunDir(tmp_path)) as saver:
         saver.save(Progress(step=3), resumable=False, best=True)
         saver.wait()
         assert not any("optimizer" in name for name in saver.copies), "and its moments are not copied"
@@ -110,7 +111,7 @@ def test_what_goes_wrong_in_the_thread_is_raised_by_the_next_that_asks_and_once(
         raise OSError(28, "No space left on device")
 
     def saves() -> None:
-        with Saver(trainer, tmp_path) as saver:
+        with Saver(trainer, RunDir(tmp_path)) as saver:
             saver.save(Progress(step=5))
             saver.thread.join()
             if asks == "save":
@@ -121,7 +122,7 @@ def test_what_goes_wrong_in_the_thread_is_raised_by_the_next_that_asks_and_once(
                 return  # The block's end asks.
         raise AssertionError("it has not been raised")
 
-    with Saver(trainer, tmp_path) as saver:
+    with Saver(trainer, RunDir(tmp_path)) as saver:
         saver.save(Progress(step=1))
     monkeypatch.setattr(checkpoint, "save_file", full)
     with pytest.raises(CheckpointError, match=r"cannot write .*step-00000005: .*No space left.*Older checkpoints are"):
@@ -136,7 +137,7 @@ def test_an_error_of_the_training_is_not_hidden_by_one_of_the_thread_which_still
     threading.Timer(0.2, held.may.set).start()
 
     def saves() -> None:
-        with Saver(trainer, tmp_path) as saver:
+        with Saver(trainer, RunDir(tmp_path)) as saver:
             saver.save(Progress(step=5))
             raise RuntimeError("out of luck")
 
@@ -245,8 +246,11 @@ def test_a_save_is_wished_for_after_so_many_minutes_without_one_by_the_leader_al
     now = [1000.0]
     monkeypatch.setattr(saving, "time", SimpleNamespace(monotonic=lambda: now[0], perf_counter=lambda: now[0]))
     hourly = replace(trainer, config=settings("train.save_minutes=60"))
-    saver, never = Saver(hourly, tmp_path), Saver(replace(trainer, config=settings("train.save_minutes=0")), tmp_path)
-    follower = Saver(replace(hourly, world=SimpleNamespace(is_main=False, device=ALONE.device)), tmp_path)
+    saver, never = (
+        Saver(hourly, RunDir(tmp_path)),
+        Saver(replace(trainer, config=settings("train.save_minutes=0")), RunDir(tmp_path)),
+    )
+    follower = Saver(replace(hourly, world=SimpleNamespace(is_main=False, device=ALONE.device)), RunDir(tmp_path))
     wishes = []
     for seconds in (3599, 1, 0, 3600, 1800):
         now[0] += seconds
@@ -295,7 +299,7 @@ def test_processes_agree_on_a_wish_and_on_a_signal_a_step_later():
         def __init__(self, *theirs: int) -> None:
             self.theirs, self.size, self.is_main = iter(theirs), 2, True
 
-        def largest(self, value: int):
+        def all_reduce_max(self, value: int):
             found = max(value, next(self.theirs))
             return SimpleNamespace(wait=lambda: found)
 

@@ -26,6 +26,7 @@ from nmt.distributed.world import World
 from nmt.errors import CheckpointError, DataError, LostContact, NmtError, Preempted
 from nmt.io import read_lines
 from nmt.runs import checkpoint
+from nmt.runs.run_dir import RunDir
 from nmt.training import loop as training
 from nmt.training.loop import Meter, is_finished, peak_memory, record_failure, resume, should_stop, train_model, updates
 from nmt.training.saver import Saver, write_status
@@ -360,7 +361,7 @@ def test_sampled_pieces_are_never_more_than_a_sentence_may_have(paths):
 
 
 @pytest.mark.parametrize(
-    ("step", "worse", "patience", "over"),
+    ("step", "bad_validations", "patience", "over"),
     [(23, 0, 0, False), (24, 0, 0, True), (25, 0, 0, True), (5, 99, 0, False), (5, 1, 2, False), (5, 2, 2, True)],
 )
 def test_a_training_is_over_after_its_steps_or_its_patience(step, bad_validations, patience, over):
@@ -512,7 +513,7 @@ def test_what_was_saved_is_what_goes_on(paths, tmp_path):
         step=5, epoch=1, update=2, best_score=3.5, best_step=4, bad_validations=1, skipped=2, device_tokens=7
     )
     trainer.scaler.load_state_dict(trainer.scaler.state_dict() | {"scale": 1024.0, "_growth_tracker": 6})
-    with Saver(trainer, tmp_path) as saver:
+    with Saver(trainer, RunDir(tmp_path)) as saver:
         saver.save(progress)
     assert state(tmp_path) == {"state": "running", **asdict(progress)}
     loaded = resume(other, tmp_path, None)
@@ -525,7 +526,7 @@ def test_what_was_saved_is_what_goes_on(paths, tmp_path):
 
 def test_only_the_newest_checkpoints_are_kept(paths, tmp_path):
     trainer = Trainer.build(settings("train.keep=2", "train.save_every=5"), ALONE, (340, 340))
-    with Saver(trainer, tmp_path) as saver:
+    with Saver(trainer, RunDir(tmp_path)) as saver:
         for step in (5, 10, 13, 15):
             saver.save(Progress(step=step))
     assert [int(path.name[5:]) for path in checkpoint.saved_steps(tmp_path)] == [10, 15]
@@ -534,9 +535,9 @@ def test_only_the_newest_checkpoints_are_kept(paths, tmp_path):
 def test_only_the_first_process_writes(paths, tmp_path):
     world = SimpleNamespace(rank=1, size=2, is_main=False, device=ALONE.device)
     trainer = replace(Trainer.build(settings(), ALONE, (340, 340)), world=world)
-    with Saver(trainer, tmp_path) as saver:
+    with Saver(trainer, RunDir(tmp_path)) as saver:
         saver.save(Progress(step=5), best=True)
-    write_status(trainer, tmp_path, "running", Progress())
+    write_status(trainer, RunDir(tmp_path), "running", Progress())
     assert list(tmp_path.iterdir()) == []
 
 
