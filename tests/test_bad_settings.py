@@ -77,15 +77,15 @@ IMPOSSIBLE = [
     ("model.position=learned & model.max_positions=100", "model.max_positions (100)",
      "model.position=learned & model.max_positions=100 & encode.max_tokens=100"),
     ("optim.warmup_steps=0", "at least 1", "optim.warmup_steps=1"),
-    ("optim.batch_tokens=0", "at least 1", "optim.batch_tokens=1"),
-    ("optim.label_smoothing=1", "from 0 to below 1", "optim.label_smoothing=0"),
+    ("train.batch_tokens=0", "at least 1", "train.batch_tokens=1"),
+    ("train.label_smoothing=1", "from 0 to below 1", "train.label_smoothing=0"),
     ("optim.beta2=1", "from 0 to below 1", "optim.beta2=0"),
     ("optim.learning_rate=0", "positive", "optim.learning_rate=1e-9"),
     ("optim.learning_rate=.nan", "number", "optim.learning_rate=1e-9"),
     ("optim.weight_decay=0.1", "set optim.optimizer to adamw", "optim.weight_decay=0.1 & optim.optimizer=adamw"),
-    ("optim.seed=-1", "0 or more", "optim.seed=0"),
-    ("optim.seed=99999999999", "at most 2,147,483,647", "optim.seed=2147483647"),
-    ("train.device_tokens=0", "at least 1", "train.device_tokens=1"),
+    ("train.seed=-1", "0 or more", "train.seed=0"),
+    ("train.seed=99999999999", "at most 2,147,483,647", "train.seed=2147483647"),
+    ("runtime.device_tokens=0", "at least 1", "runtime.device_tokens=1"),
     ("train.keep=0", "at least 1", "train.keep=1"),
     ("train.save_every=0", "at least 1", "train.save_every=1"),
     ("translate.beam=0", "at least 1", "translate.beam=1"),
@@ -203,22 +203,22 @@ def test_a_name_within_two_slips_is_answered_with_the_nearest_setting(section: s
         ("modle.dropout=0", "model.dropout"),
         ("dropuot=0", ".dropout"),
         ("optim.d_model=8", "model.d_model"),
-        ("train.max_steps=8", "optim.max_steps"),
+        ("runtime.max_steps=8", "train.max_steps"),
         ("optim.lr=1e-3", "optim.learning_rate"),
         ("train.lr=1e-3", "optim.learning_rate"),
         ("optim.LR=1e-3", "optim.learning_rate"),
         ("optim.wd=0.1", "optim.weight_decay"),
-        ("optim.ls=0.1", "optim.label_smoothing"),
+        ("optim.ls=0.1", "train.label_smoothing"),
         ("optim.warmup=100", "optim.warmup_steps"),
-        ("optim.batch_size=64", "optim.batch_tokens"),
-        ("optim.steps=10", "optim.max_steps"),
+        ("optim.batch_size=64", "train.batch_tokens"),
+        ("optim.steps=10", "train.max_steps"),
         ("model.n_layers=3", "model.layers"),
         ("model.num_heads=4", "model.heads"),
         ("model.hidden_size=256", "model.d_model"),
         ("model.encoder_layers=3", "model.layers"),
         ("translate.beam_size=5", "translate.beam"),
         ("translate.lenpen=1", "translate.alpha"),
-        ("train.fp16=true", "optim.precision"),
+        ("train.fp16=true", "train.precision"),
         ("data.target_lang=zh", "data.tgt"),
         ("bpe.size=8000", "bpe.vocab_size"),
     ],
@@ -247,13 +247,13 @@ FILES: dict[str, tuple[str | bytes, str]] = {
     "key twice": ("model:\n  layers: 2\n  heads: 8\n  layers: 3\n", "layers is given twice, in lines 2 and 4"),
     "section twice": ("model: {layers: 2}\noptim: {}\nmodel: {heads: 8}\n", "model is given twice, in lines 1 and 3"),
     "tab": ("model:\n\tlayers: 2\n", "line 2, column 1"),
-    "no for a boolean": ("train: {compile: no}", "'no'; expected true or false"),
-    "on for a boolean": ("train: {compile: on}", "'on'; expected true or false"),
+    "no for a boolean": ("runtime: {compile: no}", "'no'; expected true or false"),
+    "on for a boolean": ("runtime: {compile: on}", "'on'; expected true or false"),
     "off for a word": ("model: {norm: off}", "'off'; expected one of post, pre"),
-    "time for a number": ("optim: {max_steps: 12:30}", "'12:30'; expected a whole number"),
-    "octal": ("optim: {max_steps: 0o17}", "'0o17'; expected a whole number"),
-    "hexadecimal": ("optim: {max_steps: 0x10}", "'0x10'; expected a whole number"),
-    "date for a number": ("optim: {max_steps: 2024-01-01}", "expected a whole number"),
+    "time for a number": ("train: {max_steps: 12:30}", "'12:30'; expected a whole number"),
+    "octal": ("train: {max_steps: 0o17}", "'0o17'; expected a whole number"),
+    "hexadecimal": ("train: {max_steps: 0x10}", "'0x10'; expected a whole number"),
+    "date for a number": ("train: {max_steps: 2024-01-01}", "expected a whole number"),
     "number for text": ("data: {src: 12}", "12; expected a text"),
     "null for text": ("data: {src: ~}", "None; expected a text"),
     "aliases that make gigabytes": (BOMB, "aliases (*name) are not allowed"),
@@ -262,15 +262,15 @@ FILES: dict[str, tuple[str | bytes, str]] = {
     "merge of no mapping": ("model: {<<: 3}", "line 1"),
     "python object": ("model: !!python/object/apply:os.system ['true']", "line 1: tags"),
     "tag that doesn't fit": ("model: {layers: !!float ''}", "line 1: tags"),
-    "tag of a boolean": ("train: {compile: !!bool x}", "line 1: tags"),
+    "tag of a boolean": ("runtime: {compile: !!bool x}", "line 1: tags"),
     "tag of a time": ("data: {src: !!timestamp x}", "line 1: tags"),
     "set": ("model: !!set {layers}", "line 1: tags"),
     "own tag": ("model: {norm: !mine pre}", "line 1: tags"),
     "NUL in a name": ('bpe: {model: ["a\\0b"]}', "control characters"),
     "half a character": ('data: {corpus: "\\ud800"}', "control characters"),
     "line end in a name": ('clean: {sources: {"a\\nb": x}}', "control characters"),
-    "number without end": ("optim: {max_steps: " + "9" * 5_000 + "}", "not a settings file"),
-    "large number": ("optim: {max_steps: " + "9" * 500 + "}", "at most 2,147,483,647"),
+    "number without end": ("train: {max_steps: " + "9" * 5_000 + "}", "not a settings file"),
+    "large number": ("train: {max_steps: " + "9" * 500 + "}", "at most 2,147,483,647"),
     "key that is a list": ("model: {[a, b]: 3}", "line 1"),
     "key that is a number": ("model: {1: 3}", "1 is not a name"),
     "two documents": ("model: {}\n---\nmodel: {}\n", "line 2"),
@@ -310,7 +310,7 @@ def test_a_file_that_is_none_is_refused(empty_folder: Path, name: str) -> None:
 
 @pytest.mark.parametrize("value", ["bfloat61", "float23", "bf16"])
 def test_a_value_with_a_near_one_is_answered_with_one_question_mark(value: str) -> None:
-    told = nmt("config", "check", "--set", f"optim.precision={value}").told.strip()
+    told = nmt("config", "check", "--set", f"train.precision={value}").told.strip()
     assert told.endswith("did you mean bfloat16?" if value != "float23" else "?")
 
 
@@ -367,5 +367,5 @@ def test_show_prints_the_merged_settings_and_where_each_value_came_from(empty_fo
 def test_all_words_that_are_wrong_are_told_together() -> None:
     ended = nmt("run", "-c", "base", *sets("model.layers=[ & train.keep=0 & model.heads=7 & nonsense & optim.sede=1"))
     assert ended.code == 2
-    for told in ("--set model.layers", "train.keep", "model.heads", "nonsense", "optim.seed"):
+    for told in ("--set model.layers", "train.keep", "model.heads", "nonsense", "train.seed"):
         assert told in ended.told

@@ -101,9 +101,9 @@ def test_the_peak_of_noam_is_the_paper_s(width: int, rate: float) -> None:
 @pytest.mark.parametrize("schedule", ["noam", "inverse_sqrt", "cosine", "constant"])
 def test_the_peak_is_the_largest_rate_of_the_schedule(schedule: str) -> None:
     optim = load(
-        None, [f"optim.schedule={schedule}", "optim.warmup_steps=30", "optim.max_steps=100", "optim.lr_factor=2"]
+        None, [f"optim.schedule={schedule}", "optim.warmup_steps=30", "train.max_steps=100", "optim.lr_factor=2"]
     ).optim
-    assert peak_rate(optim, 64) == pytest.approx(max(learning_rate(step, optim, 64) for step in range(1, 101)))
+    assert peak_rate(optim, 64) == pytest.approx(max(learning_rate(step, optim, 100, 64) for step in range(1, 101)))
 
 
 def test_the_paper_s_training_is_called_too_long_for_cmn_and_a_recipe_is_named() -> None:
@@ -115,7 +115,7 @@ def test_the_paper_s_training_is_called_too_long_for_cmn_and_a_recipe_is_named()
 
 
 def test_a_training_that_fits_is_not_called_too_long() -> None:
-    config = load(None, ["optim.max_steps=1200"])
+    config = load(None, ["train.max_steps=1200"])
     assert not any("Too long" in line for line in plan_lines(make_plan(config, CMN)))
 
 
@@ -170,8 +170,8 @@ def test_the_memory_of_a_training_is_what_lives_in_a_pass(
     monkeypatch.setitem(loss.CHUNK, "cpu", rows)
     sentences, length = 16, 24
     tokens = sentences * length
-    small = ["model.layers=2", "model.d_model=64", "model.d_ff=256", "model.heads=4", f"train.device_tokens={tokens}"]
-    config = load(None, [*small, f"bpe.vocab_size={max(vocab, 300)}", f"optim.precision={precision}", *changes])
+    small = ["model.layers=2", "model.d_model=64", "model.d_ff=256", "model.heads=4", f"runtime.device_tokens={tokens}"]
+    config = load(None, [*small, f"bpe.vocab_size={max(vocab, 300)}", f"train.precision={precision}", *changes])
     data = dataclasses.replace(CMN, longest=length, vocab=(vocab, vocab))
     memory = make_plan(config, data)["memory"]
     trainer = Trainer.build(config, World(0, 1, torch.device("cpu")), (vocab, vocab))
@@ -238,7 +238,7 @@ def test_the_largest_cache_is_found_without_looking_at_every_length(
 
 
 @pytest.mark.parametrize("name", ["encode.max_tokens", "translate.max_extra", "translate.batch_tokens",
-                                  "optim.batch_tokens", "optim.max_steps", "train.device_tokens"])  # fmt: skip
+                                  "train.batch_tokens", "train.max_steps", "runtime.device_tokens"])  # fmt: skip
 def test_how_long_a_plan_takes_does_not_depend_on_how_large_a_setting_is(name: str, tmp_path: Path) -> None:
     words = ["--set", f"{name}={2**31 - 1}", "--set", "encode.max_tokens=2147483647"]
     command = [sys.executable, "-m", "nmt", "plan", "-c", "base", *words]
@@ -247,8 +247,8 @@ def test_how_long_a_plan_takes_does_not_depend_on_how_large_a_setting_is(name: s
 
 
 def test_a_gpu_holds_more_rows_of_scores_and_smaller_masks_than_a_cpu() -> None:
-    changes = ["train.device_tokens=4096", "translate.batch_tokens=4096"]
-    config = load(None, ["optim.precision=bfloat16", "translate.precision=bfloat16", *changes])
+    changes = ["runtime.device_tokens=4096", "translate.batch_tokens=4096"]
+    config = load(None, ["train.precision=bfloat16", "translate.precision=bfloat16", *changes])
     here, there = make_plan(config, CMN, "cpu"), make_plan(config, CMN, "cuda")
     # Twelve bytes for each further score, by hand.
     assert there["memory"]["loss"] - here["memory"]["loss"] == 12 * 8000 * (4096 - 256)

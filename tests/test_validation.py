@@ -138,9 +138,9 @@ def measured(monkeypatch):
     ("changes", "losses", "score", "expected"),
     [
         ((), (3.0, 2.0), 12.0, 12.0),
-        (("optim.stop_on=loss",), (3.0, 2.0), 12.0, -3.0),
+        (("train.stop_on=loss",), (3.0, 2.0), 12.0, -3.0),
         (("train.validate_sentences=0",), (3.0, 2.0), 12.0, -3.0),
-        (("train.validate_sentences=0", "optim.stop_on=loss"), (3.0, 2.0), 12.0, -3.0),
+        (("train.validate_sentences=0", "train.stop_on=loss"), (3.0, 2.0), 12.0, -3.0),
     ],
 )
 def test_the_score_is_bleu_or_minus_the_loss(dev, weights_by_age, measured, changes, losses, score, expected):
@@ -208,7 +208,7 @@ def close(one, two):
         ((), 1, "best (step 20)"),
     ],
 )
-@pytest.mark.parametrize("change", ["optim.stop_on=loss", "train.validate_sentences=0"])
+@pytest.mark.parametrize("change", ["train.stop_on=loss", "train.validate_sentences=0"])
 def test_the_final_model_has_the_lower_loss_on_the_dev_set(dev, weights_by_age, tmp_path, steps, best, made_of, change):
     run, notes = saved(tmp_path, weights_by_age, steps, best), Notes()
     trainer = trainer_with(weights_by_age[1], change)

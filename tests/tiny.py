@@ -29,8 +29,14 @@ ALONE = World(0, 1, torch.device("cpu"))
 STEPS = 24
 SETTINGS = [
     *("model.layers=1", "model.d_model=16", "model.d_ff=32", "model.heads=2", "model.dropout=0.2"),
-    *("bpe.vocab_size=340", "optim.batch_tokens=150", f"optim.max_steps={STEPS}", "optim.warmup_steps=10"),
-    *("train.device_tokens=40", "train.validate_every=12", "train.save_every=5", "train.log_every=4", "train.keep=3"),
+    *("bpe.vocab_size=340", "train.batch_tokens=150", f"train.max_steps={STEPS}", "optim.warmup_steps=10"),
+    *(
+        "runtime.device_tokens=40",
+        "train.validate_every=12",
+        "train.save_every=5",
+        "runtime.log_every=4",
+        "train.keep=3",
+    ),
     *("train.validate_sentences=3", "translate.max_extra=3"),
 ]
 

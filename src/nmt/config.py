@@ -355,16 +355,8 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:
-    """The loss, the optimizer and its learning rate, and how large an update is and how many there are."""
+    """The optimizer and its learning-rate schedule."""
 
-    batch_tokens: int = 25_000
-    """Real tokens on either side of one update, over all processes (Vaswani et al. 2017, section 5.1)."""
-    length_buckets: int = 0
-    """Groups of sentence lengths of which an update has equally many tokens; 0: one for 256 batch_tokens, up to 8."""
-    label_smoothing: float = 0.1
-    """Share of the target distribution that is spread evenly over the vocabulary."""
-    clip_norm: float = 1.0
-    """Largest L2 norm of the gradient of one update; 0 leaves it alone. The paper states no clipping."""
     optimizer: Literal["adam", "adamw"] = "adam"
     """Adam (the paper), or AdamW with `weight_decay` on matrices."""
     beta1: float = 0.9
@@ -375,40 +367,23 @@ class OptimConfig:
     """Added to the root of Adam's second moment."""
     weight_decay: float = 0.0
     """Decoupled weight decay of AdamW."""
+    clip_norm: float = 1.0
+    """Largest L2 norm of the gradient of one update; 0 leaves it alone. The paper states no clipping."""
     schedule: Literal["noam", "inverse_sqrt", "cosine", "constant"] = "noam"
-    """Course of the learning rate; each begins with a linear warm-up over `warmup_steps`."""
+    """Learning-rate schedule; each begins with a linear warm-up over `warmup_steps`."""
     learning_rate: float = 1e-3
     """Peak of inverse_sqrt, cosine and constant; noam works its peak out from d_model and warmup_steps."""
     lr_factor: float = 1.0
     """Factor on the learning rate, whatever the schedule."""
     warmup_steps: int = 4000
     """Steps until the learning rate is at its peak."""
-    max_steps: int = 100_000
-    """Steps (updates of the weights) of the training."""
-    patience: int = 0
-    """Stop after so many validations without a better score; 0 never stops early."""
-    stop_on: Literal["bleu", "loss"] = "bleu"
-    """The score of the dev set that early stopping and the best checkpoint go by; bleu is that of greedy search."""
-    seed: int = 1
-    """Seed of the weights, the order of the data and dropout."""
-    precision: Precision = "auto"
-    """Of the forward pass's products; weights, loss and optimizer are float32 always. `auto` becomes bfloat16 on a GPU
-    that multiplies it, else float32, when a training begins; the run keeps what it became."""
 
     def __post_init__(self) -> None:
         _check(
-            *(
-                (getattr(self, name) >= 1, f"optim.{name} is {getattr(self, name)}; give at least 1.")
-                for name in ("batch_tokens", "warmup_steps", "max_steps")
-            ),
+            (self.warmup_steps >= 1, f"optim.warmup_steps is {self.warmup_steps}; give at least 1."),
             *(
                 (getattr(self, name) >= 0, f"optim.{name} is {getattr(self, name)}; give 0 or more.")
-                for name in ("clip_norm", "weight_decay", "patience", "seed", "length_buckets")
-            ),
-            (
-                self.length_buckets <= self.batch_tokens,
-                f"optim.length_buckets is {self.length_buckets}, more than optim.batch_tokens ({self.batch_tokens}); "
-                "give at most so many, or 0.",
+                for name in ("clip_norm", "weight_decay")
             ),
             *(
                 (getattr(self, name) > 0, f"optim.{name} is {getattr(self, name)}; give a positive number.")
@@ -419,7 +394,7 @@ class OptimConfig:
                     0 <= getattr(self, name) < 1,
                     f"optim.{name} is {getattr(self, name)}; give a number from 0 to below 1.",
                 )
-                for name in ("label_smoothing", "beta1", "beta2")
+                for name in ("beta1", "beta2")
             ),
             (
                 self.optimizer == "adamw" or self.weight_decay == 0,
@@ -430,25 +405,69 @@ class OptimConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """How an update is computed, how often the model is validated and saved, and what is kept."""
+    """What else decides the result of a training: its updates, the loss, validation and which checkpoints are kept."""
 
-    device_tokens: Annotated[int | Literal["auto"], NUMERICS] = "auto"
-    """Tokens, padding included, that one forward pass on one device may hold on either side. `auto`: on a GPU the most
-    that fit, up to the whole share that a process has of an update; elsewhere 4,096."""
+    batch_tokens: int = 25_000
+    """Non-padding tokens on either side of one update, over all processes (Vaswani et al. 2017, section 5.1)."""
+    length_buckets: int = 0
+    """Groups of sentence lengths of which an update has equally many tokens; 0: one for 256 batch_tokens, up to 8."""
+    label_smoothing: float = 0.1
+    """Share of the target distribution that is spread evenly over the vocabulary."""
+    max_steps: int = 100_000
+    """Steps (updates of the weights) of the training."""
+    seed: int = 1
+    """Seed of the weights, the order of the data and dropout."""
+    precision: Precision = "auto"
+    """Of the forward pass's products; weights, loss and optimizer are float32 always. `auto` becomes bfloat16 on a GPU
+    that multiplies it, else float32, when a training begins; the run keeps what it became."""
     validate_every: int = 1000
     """Steps between two validations."""
     validate_sentences: int = 200
     """First sentences of the dev set that are translated (greedily) at a validation; 0 translates none."""
+    stop_on: Literal["bleu", "loss"] = "bleu"
+    """The score of the dev set that early stopping and the best checkpoint go by; bleu is that of greedy search."""
+    patience: int = 0
+    """Stop after so many validations without a better score; 0 never stops early."""
     save_every: int = 1000
     """Steps between two checkpoints."""
-    save_minutes: Annotated[int, RUNTIME] = 30
-    """Minutes without a checkpoint after which one is saved to resume from, which is never averaged; 0 saves none."""
-    log_every: Annotated[int, RUNTIME] = 50
-    """Steps between two lines of the log."""
     keep: int = 5
     """Newest checkpoints that are kept, beside the best; the training ends by averaging them."""
+
+    def __post_init__(self) -> None:
+        _check(
+            *(
+                (getattr(self, name) >= 1, f"train.{name} is {getattr(self, name)}; give at least 1.")
+                for name in ("batch_tokens", "max_steps", "validate_every", "save_every", "keep")
+            ),
+            *(
+                (getattr(self, name) >= 0, f"train.{name} is {getattr(self, name)}; give 0 or more.")
+                for name in ("length_buckets", "seed", "validate_sentences", "patience")
+            ),
+            (
+                self.length_buckets <= self.batch_tokens,
+                f"train.length_buckets is {self.length_buckets}, more than train.batch_tokens ({self.batch_tokens}); "
+                "give at most so many, or 0.",
+            ),
+            (
+                0 <= self.label_smoothing < 1,
+                f"train.label_smoothing is {self.label_smoothing}; give a number from 0 to below 1.",
+            ),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuntimeConfig:
+    """How a training is run: its numerics, and what leaves every byte of the result as it is."""
+
+    device_tokens: Annotated[int | Literal["auto"], NUMERICS] = "auto"
+    """Tokens, padding included, that one forward pass on one device may hold on either side. `auto`: on a GPU the most
+    that fit, up to the whole share that a process has of an update; elsewhere 4,096."""
     compile: Annotated[bool, NUMERICS] = False
     """Compile the model with torch.compile."""
+    log_every: Annotated[int, RUNTIME] = 50
+    """Steps between two lines of the log."""
+    save_minutes: Annotated[int, RUNTIME] = 30
+    """Minutes without a checkpoint after which one is saved to resume from, which is never averaged; 0 saves none."""
     timeout: Annotated[float, RUNTIME] = 600.0
     """Seconds that a process waits for the others, at the beginning and in each exchange, before it gives up."""
     silence: Annotated[float, RUNTIME] = 60.0
@@ -456,19 +475,15 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         _check(
-            *(
-                (getattr(self, name) >= 1, f"train.{name} is {getattr(self, name)}; give at least 1.")
-                for name in ("validate_every", "save_every", "log_every", "keep", "timeout", "silence")
-            ),
-            (self.save_minutes >= 0, f"train.save_minutes is {self.save_minutes}; give 0 or more."),
             (
                 self.device_tokens == "auto" or self.device_tokens >= 1,
-                f"train.device_tokens is {self.device_tokens}; give at least 1, or auto.",
+                f"runtime.device_tokens is {self.device_tokens}; give at least 1, or auto.",
             ),
-            (
-                self.validate_sentences >= 0,
-                f"train.validate_sentences is {self.validate_sentences}; give 0 or more.",
+            *(
+                (getattr(self, name) >= 1, f"runtime.{name} is {getattr(self, name)}; give at least 1.")
+                for name in ("log_every", "timeout", "silence")
             ),
+            (self.save_minutes >= 0, f"runtime.save_minutes is {self.save_minutes}; give 0 or more."),
         )
 
 
@@ -549,6 +564,7 @@ class Config:
     model: ModelConfig = field(default_factory=ModelConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     translate: TranslateConfig = field(default_factory=TranslateConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
 
@@ -723,13 +739,17 @@ def _edits(one: str, other: str) -> int:
 def _nearest(name: str, within: str) -> str:
     """The setting that `within.name` was probably meant to be, as `section.key`, or nothing; `within` may be wrong too.
 
-    What other toolkits call it; the name with the fewest edits, of equals the one in the nearest section; the one with
-    these initials; the one that shares most of its words; else what looks most like it.
+    What other toolkits call it; the name with the fewest edits, of equals the one in the nearest section (the three of
+    a training are near each other); the one with these initials; the one that shares most of its words; else what looks
+    most like it.
     """
     if name.lower() in _ELSEWHERE:
         return _ELSEWHERE[name.lower()]
     paths = {(s, f.name): f"{s}.{f.name}" for s, kind in SECTIONS.items() for f in dataclasses.fields(kind)}
-    edits = {path: (_edits(name, key), _edits(within, section)) for (section, key), path in paths.items()}
+    edits = {
+        path: (_edits(name, key), _edits(within, section), {within, section} - TRAINING != set())
+        for (section, key), path in paths.items()
+    }
     best = min(edits, key=lambda path: edits[path])
     if edits[best][0] <= MOST_EDITS and edits[best][0] < len(name):
         return best
@@ -745,22 +765,25 @@ def _nearest(name: str, within: str) -> str:
     return min(same, key=lambda path: edits[path][1], default="")
 
 
+TRAINING = {"optim", "train", "runtime"}
+"""The sections of a training, among which one may guess wrong."""
+
 _ELSEWHERE = {
     "lr": "optim.learning_rate",
-    "batch_size": "optim.batch_tokens",
-    "max_tokens_per_batch": "optim.batch_tokens",
-    "update_freq": "optim.batch_tokens",
-    "steps": "optim.max_steps",
-    "epochs": "optim.max_steps",
-    "max_epochs": "optim.max_steps",
-    "num_epochs": "optim.max_steps",
-    "max_updates": "optim.max_steps",
+    "batch_size": "train.batch_tokens",
+    "max_tokens_per_batch": "train.batch_tokens",
+    "update_freq": "train.batch_tokens",
+    "steps": "train.max_steps",
+    "epochs": "train.max_steps",
+    "max_epochs": "train.max_steps",
+    "num_epochs": "train.max_steps",
+    "max_updates": "train.max_steps",
     "grad_clip": "optim.clip_norm",
     "max_grad_norm": "optim.clip_norm",
-    "fp16": "optim.precision",
-    "bf16": "optim.precision",
-    "amp": "optim.precision",
-    "dtype": "optim.precision",
+    "fp16": "train.precision",
+    "bf16": "train.precision",
+    "amp": "train.precision",
+    "dtype": "train.precision",
     "encoder_layers": "model.layers",
     "hidden_size": "model.d_model",
     "embed_dim": "model.d_model",

@@ -144,10 +144,10 @@ def make_plan(config: Config, data: Data | None, device: str = "cpu", gpu: Gpu |
     src_vocab, tgt_vocab = data.vocab if data else (config.bpe.vocab_size, config.bpe.vocab_size)
     parts = parameters(model, tgt_vocab, None if config.bpe.joint else src_vocab)
     total = sum(parts.values())
-    most = auto.device_tokens(train.device_tokens, optim.batch_tokens, 1, gpu)
-    slots = min(most, math.ceil(auto.PADDED * optim.batch_tokens))
+    most = auto.device_tokens(config.runtime.device_tokens, train.batch_tokens, 1, gpu)
+    slots = min(most, math.ceil(auto.PADDED * train.batch_tokens))
     longest = data.longest if data else config.encode.max_tokens
-    half, slots = optim.precision != "float32", max(slots, longest)
+    half, slots = train.precision != "float32", max(slots, longest)
     # A CPU keeps float32 keys and values in every precision.
     cached = 4 if device == "cpu" or config.translate.precision == "float32" else 2
     together = auto.translate_tokens(config.translate, model, cached, gpu)
@@ -155,18 +155,14 @@ def make_plan(config: Config, data: Data | None, device: str = "cpu", gpu: Gpu |
         "recipe": config.recipe,
         "direction": config.direction,
         "parameters": parts | {"total": total},
-        "optim": {
-            "batch_tokens": optim.batch_tokens,
-            "max_steps": optim.max_steps,
-            "warmup_steps": optim.warmup_steps,
-            "peak_learning_rate": peak_rate(optim, model.d_model),
-        },
+        "optim": {"warmup_steps": optim.warmup_steps, "peak_learning_rate": peak_rate(optim, model.d_model)},
+        "train": {"batch_tokens": train.batch_tokens, "max_steps": train.max_steps},
         "device": device,
         "auto": {
             name: value
             for name, setting, value in (
-                ("optim.precision", wanted.optim.precision, optim.precision),
-                ("train.device_tokens", wanted.train.device_tokens, most),
+                ("train.precision", wanted.train.precision, train.precision),
+                ("runtime.device_tokens", wanted.runtime.device_tokens, most),
                 ("translate.batch_tokens", wanted.translate.batch_tokens, together),
             )
             if setting == "auto"
@@ -197,15 +193,16 @@ def make_plan(config: Config, data: Data | None, device: str = "cpu", gpu: Gpu |
             "exact": data.exact,
             "updates_an_epoch": data.updates,
             "warmup_epochs": optim.warmup_steps / data.updates,
-            "epochs": optim.max_steps / data.updates,
+            "epochs": train.max_steps / data.updates,
         }
-        found["work"] = {"flops_a_step": flops, "flops": flops * optim.max_steps}
+        found["work"] = {"flops_a_step": flops, "flops": flops * train.max_steps}
     return found
 
 
 def plan_lines(plan: dict[str, Any]) -> list[str]:
     """The plan for people."""
-    parts, optim, memory, attention = plan["parameters"], plan["optim"], plan["memory"], plan["attention"]
+    parts, optim, train = (plan[name] for name in ("parameters", "optim", "train"))
+    memory, attention = plan["memory"], plan["attention"]
     stored = memory["attention_weights"]
     stored = f"with attention dropout a CPU does, {_size(stored)} in all" if stored else "they are not"
     copies = memory["half_precision_copies"]
@@ -221,8 +218,8 @@ def plan_lines(plan: dict[str, Any]) -> list[str]:
         lines += [
             f"data        {about}{data['pairs']:,} pairs, {data['src_tokens']:,} source and {data['tgt_tokens']:,} "
             f"target tokens{'' if data['exact'] else ' (estimated; nmt encode counts them)'}",
-            f"updates     {about}{data['updates_an_epoch']:,} an epoch, of {optim['batch_tokens']:,} tokens a side",
-            f"training    {optim['max_steps']:,} steps = {data['epochs']:,.0f} epochs; "
+            f"updates     {about}{data['updates_an_epoch']:,} an epoch, of {train['batch_tokens']:,} tokens a side",
+            f"training    {train['max_steps']:,} steps = {data['epochs']:,.0f} epochs; "
             f"warm-up {optim['warmup_steps']:,} steps = {data['warmup_epochs']:,.1f} epochs",
         ]
     else:
@@ -233,7 +230,7 @@ def plan_lines(plan: dict[str, Any]) -> list[str]:
         shown = ", ".join(
             f"{name} {value if isinstance(value, str) else f'{value:,}'}" for name, value in meant.items()
         )
-        found = plan["device"] == "cuda" and "train.device_tokens" in meant
+        found = plan["device"] == "cuda" and "runtime.device_tokens" in meant
         lines.append(
             f"auto        on {plan['device']}: {shown}" + (" or what fits, found before the first step" * found)
         )
@@ -260,9 +257,9 @@ def plan_lines(plan: dict[str, Any]) -> list[str]:
             f"{measured['steps']} steps: {duration(measured['seconds'])} for the training, validation apart"
         )
     if data and data["epochs"] > TOO_MANY_EPOCHS:
-        fitting = "cmn, or cmn-small on a CPU" if data["pairs"] < 200_000 else "one with a smaller optim.max_steps"
+        fitting = "cmn, or cmn-small on a CPU" if data["pairs"] < 200_000 else "one with a smaller train.max_steps"
         lines.append(
-            f"Too long: {optim['max_steps']:,} steps of {optim['batch_tokens']:,} tokens are "
+            f"Too long: {train['max_steps']:,} steps of {train['batch_tokens']:,} tokens are "
             f"{data['epochs']:,.0f} epochs of this corpus; it is learnt by heart long before. "
             f"A recipe that fits: {fitting}."
         )
@@ -291,7 +288,7 @@ def look_at_data(config: Config, stages: Sequence[Stage]) -> Data:
             src_tokens=int(src.sum()),
             tgt_tokens=int(tgt.sum()),
             longest=int(max(src.max(), tgt.max())),
-            updates=count_updates(src, tgt, config.optim.batch_tokens, config.optim.length_buckets, config.optim.seed),
+            updates=count_updates(src, tgt, config.train.batch_tokens, config.train.length_buckets, config.train.seed),
             vocab=vocab,
             exact=True,
         )
@@ -308,7 +305,7 @@ def look_at_data(config: Config, stages: Sequence[Stage]) -> Data:
         src_tokens=tokens[0],
         tgt_tokens=tokens[1],
         longest=config.encode.max_tokens,
-        updates=max(1, math.ceil(max(tokens) / config.optim.batch_tokens)),
+        updates=max(1, math.ceil(max(tokens) / config.train.batch_tokens)),
         vocab=(config.bpe.vocab_size, config.bpe.vocab_size),
         exact=False,
     )
@@ -327,16 +324,16 @@ def cpu_warning(config: Config, encode: Path, device: str) -> str | None:
         pairs, sizes = int(counts["pairs"]), (int(vocab[config.data.src]), int(vocab[config.data.tgt]))
     except (KeyError, TypeError, ValueError):
         return None  # What is wrong with the data the training says.
-    updates = max(1, math.ceil(max(src_tokens, tgt_tokens) / config.optim.batch_tokens))
+    updates = max(1, math.ceil(max(src_tokens, tgt_tokens) / config.train.batch_tokens))
     data = Data(pairs=max(1, pairs), src_tokens=src_tokens, tgt_tokens=tgt_tokens, longest=config.encode.max_tokens,
                 updates=updates, vocab=sizes, exact=False)  # fmt: skip
     hours = make_plan(config, data)["work"]["flops"] / (cores() * CORE_FLOPS) / 3600
     if hours < LONG_HOURS:
         return None
-    epochs = config.optim.max_steps / updates
+    epochs = config.train.max_steps / updates
     return (
-        f"{config.optim.max_steps:,} steps ({epochs:,.0f} epochs) will take about {hours:,.0f} hours on the {cores()} "
-        "cores of this CPU; a GPU, a smaller recipe or fewer steps (optim.max_steps) take less, and nmt plan --measure "
+        f"{config.train.max_steps:,} steps ({epochs:,.0f} epochs) will take about {hours:,.0f} hours on the {cores()} "
+        "cores of this CPU; a GPU, a smaller recipe or fewer steps (train.max_steps) take less, and nmt plan --measure "
         "times it"
     )
 
@@ -380,8 +377,8 @@ def measure(config: Config, stages: Sequence[Stage], device: str, steps: int = 5
     encode = stages[2].writes
     data = open_dataset(encode, "train", config.data.src, config.data.tgt)
     world = World(0, 1, choose_device(device))
-    optim, lengths = config.optim, (data.src.lengths, data.tgt.lengths)
-    updates = next(plan_epoch(*lengths, optim.batch_tokens, optim.length_buckets, optim.seed, 0))
+    train, lengths = config.train, (data.src.lengths, data.tgt.lengths)
+    updates = next(plan_epoch(*lengths, train.batch_tokens, train.length_buckets, train.seed, 0))
     trainer = rehearse(Trainer.build(config, world, _vocab(config, encode)), data)
     chosen = updates[: steps + 1]
     begun = time.perf_counter()
@@ -396,5 +393,5 @@ def measure(config: Config, stages: Sequence[Stage], device: str, steps: int = 5
         "device": str(world.device),
         "steps": timed,
         "seconds_a_step": seconds,
-        "seconds": seconds * config.optim.max_steps,
+        "seconds": seconds * config.train.max_steps,
     }

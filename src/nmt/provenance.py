@@ -24,7 +24,7 @@ from nmt.text import read_object, sha256_of, write_json
 
 log = logging.getLogger(__name__)
 
-FORMAT = 3
+FORMAT = 4
 """Of identity.json; a run of another one is not resumed."""
 
 BY_HAND = ("average", "final-before")
@@ -103,9 +103,9 @@ def _conflicts(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """
     settings = before["settings"]
     if now["settings"]["optim"]["schedule"] != "cosine":
-        settings = settings | {"optim": settings["optim"] | {"max_steps": now["settings"]["optim"]["max_steps"]}}
-    if now["settings"]["optim"]["precision"] == "auto":  # What the run began with is what it means here.
-        settings = settings | {"optim": settings["optim"] | {"precision": "auto"}}
+        settings = settings | {"train": settings["train"] | {"max_steps": now["settings"]["train"]["max_steps"]}}
+    if now["settings"]["train"]["precision"] == "auto":  # What the run began with is what it means here.
+        settings = settings | {"train": settings["train"] | {"precision": "auto"}}
     found = what_changed(before | {"settings": settings}, now)
     if "init_from" in now and before.get("init_from", {}).get("manifest") != now["init_from"]["manifest"]:
         found.append("it did not begin with the weights that --init-from names")
@@ -138,14 +138,14 @@ def trained_precision(run: Path) -> Precision | None:
     """The precision that a run began with, which `auto` means for the rest of it; None if it has not begun."""
     if not (run / "identity.json").exists():
         return None
-    found: Precision = read_identity(run)["settings"].get("optim", {}).get("precision", "auto")
+    found: Precision = read_identity(run)["settings"].get("train", {}).get("precision", "auto")
     return found
 
 
 def as_trained(config: Config, run: Path) -> Config:
     """The settings of a run with the precision that `auto` became when it began, if that is known."""
-    before = trained_precision(run) if config.optim.precision == "auto" else None
-    return replace(config, optim=replace(config.optim, precision=before)) if before else config
+    before = trained_precision(run) if config.train.precision == "auto" else None
+    return replace(config, train=replace(config.train, precision=before)) if before else config
 
 
 def open_run(
@@ -179,7 +179,7 @@ def open_run(
                 (run / name).unlink(missing_ok=True)
         if (run / "identity.json").exists():
             before = read_identity(run)
-            _check_resumable(run, _conflicts(before, now), config.optim.max_steps)
+            _check_resumable(run, _conflicts(before, now), config.train.max_steps)
             now = {**now, **{key: before[key] for key in ("init_from",) if key in before}}
             for line in differences(read_json(run / "numerics.json"), numerics):
                 log.info("train: resuming with other numerics: %s", line)
@@ -228,7 +228,7 @@ def _check_resumable(run: Path, conflicts: list[str], max_steps: int) -> None:
     """Raise ConfigError if something decides that a training cannot go on in `run`."""
     taken = read_json(run / "status.json").get("step", 0)
     if not conflicts and isinstance(taken, int) and taken > max_steps:
-        conflicts = [f"it has taken {taken:,} steps already, and optim.max_steps is {max_steps:,}"]
+        conflicts = [f"it has taken {taken:,} steps already, and train.max_steps is {max_steps:,}"]
     if conflicts:
         raise ConfigError(
             f"{run} was trained with other settings or data:",

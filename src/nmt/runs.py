@@ -42,7 +42,7 @@ def describe_run(run: Path) -> dict[str, Any]:
         "recipe": config.recipe,
         "corpus": config.data.corpus,
         "direction": config.direction,
-        "precision": as_trained(config, run).optim.precision,
+        "precision": as_trained(config, run).train.precision,
         "state": status.get("state", "unknown"),
         "step": status.get("step"),
         "best_dev_score": status.get("best_score"),

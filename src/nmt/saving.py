@@ -47,8 +47,8 @@ class Saver:
             self.thread.join()
 
     def wishes(self) -> bool:
-        """Whether `train.save_minutes` have gone by since the last save or wish; the leader's clock decides."""
-        minutes = self.trainer.config.train.save_minutes
+        """Whether `runtime.save_minutes` have gone by since the last save or wish; the leader's clock decides."""
+        minutes = self.trainer.config.runtime.save_minutes
         wished = self.trainer.world.leads and 0 < 60 * minutes <= time.monotonic() - self.since
         if wished:
             self.since = time.monotonic()

@@ -196,7 +196,7 @@ def train_here(
         from nmt.distributed import join
         from nmt.training import train_model
 
-        with join(device, config.train.timeout) as world:
+        with join(device, config.runtime.timeout) as world:
             train_model(config, paths, world, fresh=fresh, init_from=init_from)
 
 

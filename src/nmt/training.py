@@ -58,19 +58,19 @@ def train_model(
     try:
         given, config = config, settle(config, paths.run, world, fresh=fresh)
         if world.leads:
-            warn_of_slow("optim.precision", config.optim.precision, world.device)
+            warn_of_slow("train.precision", config.train.precision, world.device)
         with world.all_or_none():
             if world.leads:
                 checkpoint.recover(paths.run)
                 open_run(config, paths, numerics(config, world), fresh=fresh, init_from=init_from, given=given)
                 if init_from is not None:
                     warn_of_overlap(paths.run, paths.clean, (config.data.src, config.data.tgt))
-        require_shared(paths.run, world, config.train.timeout)
+        require_shared(paths.run, world, config.runtime.timeout)
     except NmtError as error:
         say_why(world, 0, error)
         raise
     begun = time.monotonic()
-    with Stop(world) as stop, Heartbeat(paths.run / "heartbeat", world, config.train.silence) as heartbeat:
+    with Stop(world) as stop, Heartbeat(paths.run / "heartbeat", world, config.runtime.silence) as heartbeat:
         try:
             with world.all_or_none():
                 data, dev = open_data(config, paths, world)
@@ -87,7 +87,7 @@ def train_model(
             require_equal_state(trainer, progress)
             tell(trainer, paths.run, "running", progress)
             with Tracker(
-                paths.run, first_step=progress.step, last_step=config.optim.max_steps, writes=world.leads
+                paths.run, first_step=progress.step, last_step=config.train.max_steps, writes=world.leads
             ) as tracker:
                 progress = loop(trainer, paths, data, dev, progress, tracker, stop)
                 choose_final(trainer, paths.run, dev, progress, tracker)
@@ -103,14 +103,14 @@ def train_model(
 
 def header(trainer: Trainer, data: ParallelDataset, run: Path) -> str:
     """What is trained, on what and for how long, in one line; an epoch has as many updates as the first has."""
-    optim, world = trainer.config.optim, trainer.world
-    updates = count_updates(data.src.lengths, data.tgt.lengths, optim.batch_tokens, optim.length_buckets, optim.seed)
+    train, world = trainer.config.train, trainer.world
+    updates = count_updates(data.src.lengths, data.tgt.lengths, train.batch_tokens, train.length_buckets, train.seed)
     size = sum(parameter.numel() for parameter in trainer.model.parameters())
     gpu = f" ({torch.cuda.get_device_name(world.device)})" if world.device.type == "cuda" else ""
     return (
         f"{size / 1e6:.1f} M parameters, {world.size} process{'es' if world.size > 1 else ''} on "
-        f"{world.device.type}{gpu}, {optim.precision}, {optim.max_steps:,} updates of {optim.batch_tokens:,} tokens a "
-        f"side ({optim.max_steps / updates:,.{0 if optim.max_steps >= 10 * updates else 1}f} epochs of {updates:,} "
+        f"{world.device.type}{gpu}, {train.precision}, {train.max_steps:,} updates of {train.batch_tokens:,} tokens a "
+        f"side ({train.max_steps / updates:,.{0 if train.max_steps >= 10 * updates else 1}f} epochs of {updates:,} "
         f"updates), {run}"
     )
 
@@ -125,7 +125,7 @@ def open_data(config: Config, paths: TrainPaths, world: World) -> tuple[Parallel
 
 def make_room(trainer: Trainer, data: ParallelDataset, progress: Progress) -> tuple[Trainer, Progress]:
     """Rehearse the largest micro-batch; what `device_tokens: auto` has found once stays, for updates are cut by it."""
-    finds = trainer.config.train.device_tokens == "auto"
+    finds = trainer.config.runtime.device_tokens == "auto"
     if finds and progress.device_tokens:
         trainer = replace(trainer, device_tokens=progress.device_tokens)
     trainer = rehearse(trainer, data)
@@ -142,8 +142,8 @@ def loop(
     stop: Stop,
 ) -> Progress:
     """Step, log, validate and save until the training is over."""
-    train, run = trainer.config.train, paths.run
-    skips, meter = Skips(progress.skipped), Meter(trainer.world, trainer.config.optim.precision)
+    train, runtime, run = trainer.config.train, trainer.config.runtime, paths.run
+    skips, meter = Skips(progress.skipped), Meter(trainer.world, train.precision)
     trainer.model.train()
     planned = updates(trainer.config, paths, train_set, dev.tokenizers, progress)
     with stop.stepping(), Prefetch(prepared(trainer, planned), AHEAD) as coming, Saver(trainer, run) as saver:
@@ -154,11 +154,11 @@ def loop(
             stats = train_step(trainer, update, progress.step)
             meter.add(stats, coming.waited)
             tracker.advance()
-            last = progress.step >= trainer.config.optim.max_steps
+            last = progress.step >= train.max_steps
             skips.add(progress.step, stats.skipped, update.rows)
             saver.check()
             best = False
-            if progress.step % train.log_every == 0 or last:
+            if progress.step % runtime.log_every == 0 or last:
                 skips.settle()
                 tracker.numbers("train", progress.step, meter.report() | {"epoch": epoch, "skipped": skips.count})
             if progress.step % train.validate_every == 0 or last:
@@ -220,25 +220,25 @@ def plans(
 
     BPE-dropout cuts the text of each window anew, into a dataset of its own.
     """
-    dropout, optim = config.bpe.dropout, config.optim
+    dropout, train = config.bpe.dropout, config.train
     text = [Lines(paths.clean / f"train.{language}") for language in (config.data.src, config.data.tgt) if dropout]
     for epoch in itertools.count(progress.epoch):
-        for window, pairs in enumerate(windows(len(plain), optim.seed, epoch)):
+        for window, pairs in enumerate(windows(len(plain), train.seed, epoch)):
             if (epoch, window) < (progress.epoch, progress.window):
                 continue
-            data, seed = plain, (optim.seed, epoch, window + 1)
+            data, seed = plain, (train.seed, epoch, window + 1)
             if dropout:
                 src, tgt = (lines.take(plain.rows[pairs]) for lines in text)
                 cut_anew = (tokenizers, dropout, mix(*seed) % 2**30, config.encode.max_tokens)
                 data, pairs = resample(plain, pairs, (src, tgt), *cut_anew), np.arange(len(pairs))
             lengths = data.src.lengths, data.tgt.lengths
-            yield data, plan_updates(pairs, *lengths, optim.batch_tokens, optim.length_buckets, seed), epoch, window
+            yield data, plan_updates(pairs, *lengths, train.batch_tokens, train.length_buckets, seed), epoch, window
 
 
 def is_over(config: Config, progress: Progress) -> bool:
     """Whether the training has taken all its steps, or has not got better for as long as its patience."""
-    impatient = bool(config.optim.patience) and progress.worse >= config.optim.patience
-    return progress.step >= config.optim.max_steps or impatient
+    impatient = bool(config.train.patience) and progress.worse >= config.train.patience
+    return progress.step >= config.train.max_steps or impatient
 
 
 class Meter:
@@ -322,7 +322,7 @@ def is_finished(config: Config, paths: TrainPaths, init_from: Path | None) -> bo
         state, progress = status.pop("state"), Progress(**status)
     except (CheckpointError, KeyError, TypeError):
         return False
-    ended = state == "finished" and is_over(config, progress) and progress.step <= config.optim.max_steps
+    ended = state == "finished" and is_over(config, progress) and progress.step <= config.train.max_steps
     return ended and unchanged(config, paths, init_from) and checkpoint.fault(paths.run / "final") is None
 
 

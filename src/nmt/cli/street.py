@@ -169,7 +169,7 @@ def _processes(config: Config, device: str) -> int:
     """How many processes train if nobody says how many."""
     from nmt.launch import processes_for
 
-    return processes_for(device, config.optim.batch_tokens)
+    return processes_for(device, config.train.batch_tokens)
 
 
 def _launch(options: list[str], processes: int, config: Config, paths: "TrainPaths") -> None:
