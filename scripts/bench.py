@@ -44,10 +44,10 @@ SIZES = {
     "base": ["model.layers=6", "model.d_model=512", "model.d_ff=2048", "model.heads=8"],
 }
 RECIPE = [
-    *("bpe.vocab_size=8000", "bpe.coverage=0.9995", "model.norm=post", "model.dropout=0.1"),
+    *("bpe.vocab_size=8000", "bpe.character_coverage=0.9995", "model.norm_order=post", "model.dropout=0.1"),
     *("model.attention_dropout=0.1", "optim.schedule=inverse_sqrt", "optim.learning_rate=1e-3"),
     *("optim.warmup_steps=400", "train.batch_tokens=3890", "runtime.device_tokens=1300"),
-    *("train.validate_sentences=0", "train.stop_on=loss", "runtime.log_every=1000000"),
+    *("train.validate_sentences=0", "train.early_stop_metric=loss", "runtime.log_every=1000000"),
 ]
 
 
@@ -329,7 +329,7 @@ def decode_worker(run: Path, source: Path, forced: int, batch: int, precision: s
     from nmt.translation import Options, Translator
 
     # The rule to stop and the length penalty that the peers have.
-    peers = {"beam": 4, "alpha": 1.0, "length_penalty": "power", "patience": 1.0}
+    peers = {"beam": 4, "alpha": 1.0, "length_penalty": "power", "beam_patience": 1.0}
     settings = replace(read_config(run).translate, batch_tokens=batch, precision=precision, **peers)
     translator = Translator.load(run, settings, device="cpu")
     # The others count no eos: N tokens are N steps of the search, in which nmt finds N - 1 and eos.

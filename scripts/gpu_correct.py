@@ -22,7 +22,14 @@ from nmt.symbols import PAD
 
 VARIANTS = {
     "paper": (),
-    "modern": ("norm=pre", "norm_kind=rms", "activation=swiglu", "position=rope", "kv_heads=2", "decoder_layers=1"),
+    "modern": (
+        "norm_order=pre",
+        "norm_type=rms",
+        "activation=swiglu",
+        "position=rope",
+        "kv_heads=2",
+        "decoder_layers=1",
+    ),
 }
 
 

@@ -251,7 +251,7 @@ class Decoding:
         model = Transformer(config.model, self.at.vocab).to(self.at.device, dtype).eval()
         gpu: Gpu | None = gpu_of(self.at.device)
         tokens = translate_tokens(config.translate, config.model, dtype.itemsize, gpu)
-        config = replace(config, translate=replace(config.translate, batch_tokens=tokens, max_extra=0))
+        config = replace(config, translate=replace(config.translate, batch_tokens=tokens, max_length_offset=0))
         words = Numbers(self.at.vocab)
         normaliser = Normaliser("keep", {"en": False, "zh": False})
         return Translator(model, words, words, normaliser, config, self.at.device)  # type: ignore[arg-type]

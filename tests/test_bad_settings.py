@@ -57,11 +57,12 @@ IMPOSSIBLE = [
     ("bpe.vocab_size=270 & bpe.user_symbols=[<a>, <b>, <c>]", "at least 272",
      "bpe.vocab_size=272 & bpe.user_symbols=[<a>, <b>, <c>]"),
     ("bpe.vocab_size=3000000000", "at most 2,147,483,647", "bpe.vocab_size=2147483647"),
-    ("bpe.coverage=0.5", "from 0.9 to 1", "bpe.coverage=0.9"),
+    ("bpe.character_coverage=0.5", "from 0.9 to 1", "bpe.character_coverage=0.9"),
     ("bpe.dropout=1", "below 1", "bpe.dropout=0.9"),
     ("bpe.user_symbols=[a b]", "without spaces", "bpe.user_symbols=[ab]"),
     ("bpe.user_symbols=[<s>]", "none of them special", "bpe.user_symbols=[<t>]"),
-    ("bpe.joint=false & bpe.model=[a.model]", "give two or none", "bpe.joint=false & bpe.model=[a.model, b.model]"),
+    ("bpe.shared_vocab=false & bpe.model=[a.model]", "give two or none",
+     "bpe.shared_vocab=false & bpe.model=[a.model, b.model]"),
     ("encode.max_tokens=1", "at least 2", "encode.max_tokens=2"),
     ("model.d_model=500", "496 would work", "model.d_model=496"),
     ("model.heads=7", "518 would work", "model.heads=7 & model.d_model=518"),
@@ -86,14 +87,14 @@ IMPOSSIBLE = [
     ("train.seed=-1", "0 or more", "train.seed=0"),
     ("train.seed=99999999999", "at most 2,147,483,647", "train.seed=2147483647"),
     ("runtime.device_tokens=0", "at least 1", "runtime.device_tokens=1"),
-    ("train.keep=0", "at least 1", "train.keep=1"),
+    ("train.keep_checkpoints=0", "at least 1", "train.keep_checkpoints=1"),
     ("train.save_every=0", "at least 1", "train.save_every=1"),
     ("translate.beam=0", "at least 1", "translate.beam=1"),
     ("translate.beam=8001", "at most 8000", "translate.beam=8000"),
     ("translate.alpha=-1", "0 or more", "translate.alpha=0"),
     ("translate.alpha=1e300", "at most 10", "translate.alpha=10"),
-    ("translate.max_extra=1000000", "at most 10,000", "translate.max_extra=10_000"),
-    ("translate.max_input=1", "at least 2", "translate.max_input=2"),
+    ("translate.max_length_offset=1000000", "at most 10,000", "translate.max_length_offset=10_000"),
+    ("translate.max_source_tokens=1", "at least 2", "translate.max_source_tokens=2"),
     ("eval.metrics=[comet]", "bleu, chrf, ter", "eval.metrics=[bleu, chrf, ter]"),
     ("eval.metrics=[bleu, ter] & data.tgt=th & clean.columns=[en, th]", "ter, which takes a line of th for one word",
      "eval.metrics=[bleu, ter] & data.tgt=ko & clean.columns=[en, ko]"),
@@ -249,7 +250,7 @@ FILES: dict[str, tuple[str | bytes, str]] = {
     "tab": ("model:\n\tlayers: 2\n", "line 2, column 1"),
     "no for a boolean": ("runtime: {compile: no}", "'no'; expected true or false"),
     "on for a boolean": ("runtime: {compile: on}", "'on'; expected true or false"),
-    "off for a word": ("model: {norm: off}", "'off'; expected one of post, pre"),
+    "off for a word": ("model: {norm_order: off}", "'off'; expected one of post, pre"),
     "time for a number": ("train: {max_steps: 12:30}", "'12:30'; expected a whole number"),
     "octal": ("train: {max_steps: 0o17}", "'0o17'; expected a whole number"),
     "hexadecimal": ("train: {max_steps: 0x10}", "'0x10'; expected a whole number"),
@@ -265,7 +266,7 @@ FILES: dict[str, tuple[str | bytes, str]] = {
     "tag of a boolean": ("runtime: {compile: !!bool x}", "line 1: tags"),
     "tag of a time": ("data: {src: !!timestamp x}", "line 1: tags"),
     "set": ("model: !!set {layers}", "line 1: tags"),
-    "own tag": ("model: {norm: !mine pre}", "line 1: tags"),
+    "own tag": ("model: {norm_order: !mine pre}", "line 1: tags"),
     "NUL in a name": ('bpe: {model: ["a\\0b"]}', "control characters"),
     "half a character": ('data: {corpus: "\\ud800"}', "control characters"),
     "line end in a name": ('clean: {sources: {"a\\nb": x}}', "control characters"),
@@ -365,7 +366,12 @@ def test_show_prints_the_merged_settings_and_where_each_value_came_from(empty_fo
 
 
 def test_all_words_that_are_wrong_are_told_together() -> None:
-    ended = nmt("run", "-c", "base", *sets("model.layers=[ & train.keep=0 & model.heads=7 & nonsense & optim.sede=1"))
+    ended = nmt(
+        "run",
+        "-c",
+        "base",
+        *sets("model.layers=[ & train.keep_checkpoints=0 & model.heads=7 & nonsense & optim.sede=1"),
+    )
     assert ended.code == 2
-    for told in ("--set model.layers", "train.keep", "model.heads", "nonsense", "train.seed"):
+    for told in ("--set model.layers", "train.keep_checkpoints", "model.heads", "nonsense", "train.seed"):
         assert told in ended.told

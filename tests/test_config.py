@@ -57,19 +57,19 @@ BAD = {
     "model.dropout=-0.1": "below 1",
     "model.dropout=10%": "number",
     "model.layers={a: 1}": "whole number",
-    "model.norm=both": "post, pre",
-    "model.norm=no": "post, pre",
+    "model.norm_order=both": "post, pre",
+    "model.norm_order=no": "post, pre",
     "bpe.vocab_size=100": "at least 270",
-    "bpe.coverage=99.95": "from 0.9 to 1",
+    "bpe.character_coverage=99.95": "from 0.9 to 1",
     "bpe.dropout=1": "below 1",
-    "bpe.joint=yes": "true or false",
-    "bpe.joint=1": "true or false",
+    "bpe.shared_vocab=yes": "true or false",
+    "bpe.shared_vocab=1": "true or false",
     "encode.max_tokens=1": "at least 2",
     "translate.beam=0": "at least 1",
     "translate.beam=9000": "more than the vocabulary has",
     "translate.alpha=-1": "0 or more",
     "runtime.device_tokens=0": "at least 1",
-    "train.keep=0": "at least 1",
+    "train.keep_checkpoints=0": "at least 1",
     "runtime.compile=on": "true or false",
     "data.tgt=en": "two languages",
     "data.corpus=../etc": "folder name",
@@ -100,8 +100,16 @@ def test_all_faults_are_told_at_once(write: Write) -> None:
         "optim: {warmup_steps: 0, lable_smoothing: 0.2}\nmodle: {layers: 3}\nmodel: {layers: many, heads: 7}\n"
     )
     with pytest.raises(ConfigError) as caught:
-        load(path, ["train.keep=0", "nonsense"])
-    for told in ("warmup_steps", "label_smoothing", "modle", "model.layers", "model.d_model", "train.keep", "nonsense"):
+        load(path, ["train.keep_checkpoints=0", "nonsense"])
+    for told in (
+        "warmup_steps",
+        "label_smoothing",
+        "modle",
+        "model.layers",
+        "model.d_model",
+        "train.keep_checkpoints",
+        "nonsense",
+    ):
         assert any(told in problem for problem in caught.value.problems), told
 
 
@@ -239,7 +247,9 @@ def test_every_setting_has_a_sentence() -> None:
 
 
 def test_settings_survive_json() -> None:
-    found = load(None, ["clean.sources={a: [x.en, x.zh], b: y.tsv}", "eval.metrics=[bleu, ter]", "model.norm=pre"])
+    found = load(
+        None, ["clean.sources={a: [x.en, x.zh], b: y.tsv}", "eval.metrics=[bleu, ter]", "model.norm_order=pre"]
+    )
     assert from_dict(json.loads(json.dumps(to_dict(found)))) == found
 
 

@@ -261,10 +261,12 @@ def test_a_signal_to_any_process_in_any_step_is_answered_by_all(paths, tmp_path,
 
 
 def test_moments_schedule_patience_best_score_and_charts_go_on(paths, tmp_path):
-    config = settings("train.patience=50", "runtime.log_every=1", "train.validate_every=2")
+    config = settings("train.early_stop_patience=50", "runtime.log_every=1", "train.validate_every=2")
     train_model(config, at(paths, tmp_path / "whole"), ALONE)
     run = tmp_path / "cut"
-    half = settings("train.patience=50", "runtime.log_every=1", "train.validate_every=2", "train.max_steps=10")
+    half = settings(
+        "train.early_stop_patience=50", "runtime.log_every=1", "train.validate_every=2", "train.max_steps=10"
+    )
     train_model(half, at(paths, run), ALONE)
     train_model(config, at(paths, run), ALONE)
     one, two = (checkpoint.load_optimizer(checkpoint.step_folder(r, STEPS)) for r in (tmp_path / "whole", run))
@@ -303,7 +305,7 @@ SETTINGS_OF_THE_RESULT = {
     "model.dropout=0.3": "model.dropout: 0.2 -> 0.3",
     "bpe.dropout=0.2": "bpe.dropout: 0.0 -> 0.2",
     "train.precision=bfloat16": "train.precision: float32 -> bfloat16",
-    "train.keep=5": "train.keep: 3 -> 5",
+    "train.keep_checkpoints=5": "train.keep_checkpoints: 3 -> 5",
     "train.save_every=3": "train.save_every: 5 -> 3",
     "train.validate_sentences=2": "train.validate_sentences: 3 -> 2",
 }

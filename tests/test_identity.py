@@ -129,10 +129,10 @@ def plain(paths, tmp_path_factory) -> Path:
 @pytest.mark.parametrize(
     "change",
     [
-        "runtime.log_every=1", "runtime.timeout=5", "runtime.silence=7",
+        "runtime.log_every=1", "runtime.collective_timeout=5", "runtime.heartbeat_timeout=7",
         # What a trained model is asked for later must not decide which model that is.
-        "translate.beam=7", "translate.alpha=3", "translate.max_extra=0", "translate.length_penalty=power",
-        "translate.patience=1", "translate.max_input=2",
+        "translate.beam=7", "translate.alpha=3", "translate.max_length_offset=0", "translate.length_penalty=power",
+        "translate.beam_patience=1", "translate.max_source_tokens=2",
         "eval.bootstrap=0",
     ],
 )  # fmt: skip
@@ -155,11 +155,11 @@ def test_numerics_change_rounding_alone(paths, tmp_path) -> None:
     assert len(one) == 24
 
 
-@pytest.mark.parametrize("change", ["train.keep=1", "train.save_every=4", "train.stop_on=loss"])
+@pytest.mark.parametrize("change", ["train.keep_checkpoints=1", "train.save_every=4", "train.early_stop_metric=loss"])
 def test_what_decides_the_final_model_is_in_the_identity(paths, plain, tmp_path, change) -> None:
     assert training_settings(settings(change)) != training_settings(settings())
     train_model(settings(change), at(paths, tmp_path / "run"), ALONE)
-    if change != "train.stop_on=loss":  # That one may choose the same.
+    if change != "train.early_stop_metric=loss":  # That one may choose the same.
         assert not equal(final(plain), final(tmp_path / "run"))
 
 
@@ -286,9 +286,11 @@ def test_languages_that_change_sides_do_not_take_each_others_vocabularies(paths,
     apart = replace(paths, bpe=tmp_path / "bpe", encode=tmp_path / "encode")
     apart.encode.mkdir()
     # As many pieces on either side, so that the weights fit.
-    train_bpe(paths.clean, BpeConfig(vocab_size=285, joint=False, coverage=1.0), ("en", "zh"), apart.bpe)
+    train_bpe(
+        paths.clean, BpeConfig(vocab_size=285, shared_vocab=False, character_coverage=1.0), ("en", "zh"), apart.bpe
+    )
     encode_corpus(paths.clean, apart.bpe, EncodeConfig(), ("en", "zh"), apart.encode)
-    changes = ["bpe.joint=false", "train.max_steps=1"]
+    changes = ["bpe.shared_vocab=false", "train.max_steps=1"]
     train_model(settings(*changes), at(apart, tmp_path / "one"), ALONE)
     turned = settings(*changes, "data.src=zh", "data.tgt=en")
     with pytest.raises(ConfigError, match="own vocabulary"):
@@ -299,9 +301,11 @@ def test_a_run_that_starts_over_with_two_vocabularies_forgets_the_joint_one(path
     run = copy_of(plain, tmp_path)
     apart = replace(paths, bpe=tmp_path / "bpe", encode=tmp_path / "encode", run=run)
     apart.encode.mkdir()
-    train_bpe(paths.clean, BpeConfig(vocab_size=285, joint=False, coverage=1.0), ("en", "zh"), apart.bpe)
+    train_bpe(
+        paths.clean, BpeConfig(vocab_size=285, shared_vocab=False, character_coverage=1.0), ("en", "zh"), apart.bpe
+    )
     encode_corpus(paths.clean, apart.bpe, EncodeConfig(), ("en", "zh"), apart.encode)
-    train_model(settings("bpe.joint=false", "train.max_steps=1"), apart, ALONE, fresh=True)
+    train_model(settings("bpe.shared_vocab=false", "train.max_steps=1"), apart, ALONE, fresh=True)
     assert sorted(path.name for path in (run / "tokenizer").iterdir()) == [
         "en.model",
         "en.vocab",

@@ -233,7 +233,7 @@ def test_every_setting_is_read_somewhere() -> None:
         ("def f(s: 'EvalConfig | None' = None):\n  def g():\n    return s.dropout", {"eval.dropout"}),
         ("def f(s: EvalConfig): pass\ndef g(s): return s.dropout", set()),
         ("def f(s: EvalConfig):\n  s.dropout = 1", set()),
-        ("def f(c):\n  a, b = c.model, c.optim\n  return a.dropout, b.seed", {"model.dropout", "optim.seed"}),
+        ("def f(c):\n  a, b = c.model, c.optim\n  return a.dropout, b.eps", {"model.dropout", "optim.eps"}),
         ("def f(c, s: EvalConfig):\n  def g(s: ModelConfig): return s.dropout", {"model.dropout"}),
         ("class A:\n  s: BpeConfig\n  def f(self): return self.s.dropout", {"bpe.dropout"}),
         (

@@ -48,9 +48,9 @@ def test_parameters_are_those_of_the_paper_s_models(model: ModelConfig, vocab: i
     "changes",
     [
         {},
-        {"norm": "pre", "norm_kind": "rms", "activation": "swiglu", "position": "rope"},
+        {"norm_order": "pre", "norm_type": "rms", "activation": "swiglu", "position": "rope"},
         {"position": "learned", "max_positions": 50, "decoder_layers": 1, "activation": "gelu"},
-        {"kv_heads": 2, "norm": "pre"},
+        {"kv_heads": 2, "norm_order": "pre"},
     ],
 )
 @pytest.mark.parametrize("src_vocab", [None, 70])
@@ -72,7 +72,7 @@ def test_work_for_each_token_is_what_was_counted_by_hand(model: ModelConfig, mil
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"norm": "pre", "activation": "swiglu"}, {"activation": "gelu", "dropout": 0.0}]
+    "changes", [{}, {"norm_order": "pre", "activation": "swiglu"}, {"activation": "gelu", "dropout": 0.0}]
 )
 def test_activations_are_what_autograd_keeps(changes: dict[str, object]) -> None:
     config = ModelConfig(**({"layers": 2, "d_model": 64, "d_ff": 256, "heads": 4} | changes))  # type: ignore[arg-type]
@@ -160,7 +160,7 @@ class Peak(TorchDispatchMode):
         ([], 4000, 64),  # The scores are most of it.
         ([], 4000, 100_000),  # All at once, as a GPU may have them.
         (["model.d_model=128", "model.d_ff=512", "model.layers=4"], 100, 64),
-        (["model.norm=pre", "model.norm_kind=rms", "model.activation=swiglu", "model.position=rope"], 100, 64),
+        (["model.norm_order=pre", "model.norm_type=rms", "model.activation=swiglu", "model.position=rope"], 100, 64),
         (["model.attention_dropout=0.1"], 100, 64),
     ],
 )
@@ -195,7 +195,7 @@ def test_the_decoder_s_cache_is_at_most_what_a_search_ever_holds(
     batch_tokens: int, beam: int, longest: int, extra: int
 ) -> None:
     config = ModelConfig(layers=2, decoder_layers=3, d_model=32, d_ff=32, heads=4, kv_heads=2)
-    translate = TranslateConfig(beam=beam, max_extra=extra)
+    translate = TranslateConfig(beam=beam, max_length_offset=extra)
     model, most = Transformer(config, 50).eval(), 0
     for length in range(2, longest + 1):
         sentences = max(1, batch_tokens // (length * beam))
@@ -224,7 +224,7 @@ def test_the_largest_cache_is_found_without_looking_at_every_length(
     batch_tokens: int, beam: int, longest: int, extra: int
 ) -> None:
     config = ModelConfig(layers=2, decoder_layers=3, d_model=32, d_ff=32, heads=4, kv_heads=2)
-    translate = TranslateConfig(beam=beam, max_extra=extra)
+    translate = TranslateConfig(beam=beam, max_length_offset=extra)
 
     def held(length: int) -> int:
         sentences, room = max(1, batch_tokens // (length * beam)), 16
@@ -237,7 +237,7 @@ def test_the_largest_cache_is_found_without_looking_at_every_length(
     assert cache_bytes(config, longest, translate, batch_tokens, 4) == max(map(held, range(2, max(2, longest) + 1)))
 
 
-@pytest.mark.parametrize("name", ["encode.max_tokens", "translate.max_extra", "translate.batch_tokens",
+@pytest.mark.parametrize("name", ["encode.max_tokens", "translate.max_length_offset", "translate.batch_tokens",
                                   "train.batch_tokens", "train.max_steps", "runtime.device_tokens"])  # fmt: skip
 def test_how_long_a_plan_takes_does_not_depend_on_how_large_a_setting_is(name: str, tmp_path: Path) -> None:
     words = ["--set", f"{name}={2**31 - 1}", "--set", "encode.max_tokens=2147483647"]

@@ -330,7 +330,7 @@ def test_a_run_of_other_settings_is_refused_as_in_one_process_with_the_exit_code
 
 
 def test_a_missing_process_is_told_with_how_many_joined(paths, tmp_path):
-    command = worker(settings("runtime.timeout=5"), at(paths, tmp_path / "run"))
+    command = worker(settings("runtime.collective_timeout=5"), at(paths, tmp_path / "run"))
     [(code, errors)] = finish(start(command, 2, ranks=range(1)))
     assert code == 1
     assert "process 0 of 2 could not join the others" in errors
@@ -342,7 +342,7 @@ def test_a_missing_process_is_told_with_how_many_joined(paths, tmp_path):
 
 
 def test_a_port_in_use_is_told(paths, tmp_path):
-    command = worker(settings("runtime.timeout=5"), at(paths, tmp_path / "run"))
+    command = worker(settings("runtime.collective_timeout=5"), at(paths, tmp_path / "run"))
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -362,7 +362,7 @@ def test_an_environment_that_is_not_whole_is_told(paths, tmp_path, lacks):
 
 
 def test_a_process_that_is_stopped_is_named_by_the_other_and_may_go_on(paths, tmp_path):
-    config = settings("runtime.silence=1.5", "runtime.log_every=1", "train.max_steps=40")
+    config = settings("runtime.heartbeat_timeout=1.5", "runtime.log_every=1", "train.max_steps=40")
     processes = start(worker(config, at(paths, tmp_path / "run"), SLOW_STEPS), 2)
     wait_until(lambda: step_of(tmp_path / "run") >= 3)
     processes[1].send_signal(signal.SIGSTOP)

@@ -365,7 +365,8 @@ with Bench(Path({str(tmp_path)!r}), [], (sys.executable, "-c", {code!r})).traini
 
 # ── speed ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-TINY = ["bpe.vocab_size=340", "bpe.coverage=1.0", "model.d_model=16", "model.d_ff=32", "train.batch_tokens=150"]
+TINY = ["bpe.vocab_size=340", "bpe.character_coverage=1.0", "model.d_model=16", "model.d_ff=32",
+        "train.batch_tokens=150"]  # fmt: skip
 
 
 def bench(script: str, *words: str, split: Path, work: Path) -> str:

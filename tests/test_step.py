@@ -238,7 +238,7 @@ def test_a_mixed_seed_depends_on_each_number_and_their_order():
     "changes",
     [
         (),
-        ("model.norm=pre", "model.norm_kind=rms", "model.activation=swiglu", "model.position=rope"),
+        ("model.norm_order=pre", "model.norm_type=rms", "model.activation=swiglu", "model.position=rope"),
         ("model.position=learned", "model.attention_dropout=0.1", "model.kv_heads=1"),
         ("optim.clip_norm=0", "runtime.device_tokens=12"),
     ],
@@ -288,7 +288,7 @@ def test_every_process_and_every_build_has_the_weights_of_the_seed():
 
 @pytest.mark.parametrize(("joint", "src"), [("true", None), ("false", 300)])
 def test_the_source_has_its_own_embedding_where_the_vocabularies_are_two(joint, src):
-    model = Trainer.build(settings(f"bpe.joint={joint}"), ALONE, (300, 340)).model
+    model = Trainer.build(settings(f"bpe.shared_vocab={joint}"), ALONE, (300, 340)).model
     assert model.embedding.num_embeddings == 340
     assert (model.src_embedding.num_embeddings if model.src_embedding else None) == src
 

@@ -316,7 +316,7 @@ def test_other_settings_are_refused_with_old_and_new_and_fresh_starts_over(paths
         ((), ALONE),
         (("train.batch_tokens=40", "train.max_steps=1000"), ALONE),
         (("train.max_steps=1",), World(0, 3, torch.device("cpu"))),
-        (("bpe.joint=false", "train.max_steps=123456"), ALONE),
+        (("bpe.shared_vocab=false", "train.max_steps=123456"), ALONE),
     ],
 )
 def test_the_first_line_of_a_training_says_what_is_trained_where_and_for_how_long(paths, changes, world):
@@ -328,7 +328,7 @@ def test_the_first_line_of_a_training_says_what_is_trained_where_and_for_how_lon
     updates = len(next(plan_epoch(*lengths, train.batch_tokens, train.length_buckets, train.seed, 0)))
     epochs, rounded = train.max_steps / updates, 0 if train.max_steps >= 10 * updates else 1
     assert f"({epochs:,.{rounded}f} epochs of {updates:,} updates)" in line
-    size = sum(parameters(config.model, 340, None if config.bpe.joint else 340).values())
+    size = sum(parameters(config.model, 340, None if config.bpe.shared_vocab else 340).values())
     assert line.startswith(
         f"{size / 1e6:.1f} M parameters, {world.size} process{'es' if world.size > 1 else ''} on cpu, "
     )
@@ -367,7 +367,7 @@ def test_a_run_folder_is_whole_in_itself(paths, tmp_path):
 
 def test_patience_ends_a_training_that_gets_no_better(paths, tmp_path, monkeypatch):
     monkeypatch.setattr(validation, "translate_dev", lambda *_: (1.0, [""] * 9))
-    config = settings("train.patience=2", "train.validate_every=2", "train.max_steps=100")
+    config = settings("train.early_stop_patience=2", "train.validate_every=2", "train.max_steps=100")
     train_model(config, at(paths, tmp_path / "run"), ALONE)
     status = json.loads((tmp_path / "run" / "status.json").read_text())
     assert (status["step"], status["best_step"], status["state"]) == (6, 2, "finished")
@@ -388,10 +388,10 @@ def test_two_vocabularies_train_and_translate(paths, tmp_path):
     folders = {name: tmp_path / name for name in ("bpe", "encode")}
     for folder in folders.values():
         folder.mkdir()
-    bpe = BpeConfig(vocab_size=300, coverage=1.0, joint=False)
+    bpe = BpeConfig(vocab_size=300, character_coverage=1.0, shared_vocab=False)
     train_bpe(paths.clean, bpe, ("en", "zh"), folders["bpe"])
     encode_corpus(paths.clean, folders["bpe"], EncodeConfig(), ("en", "zh"), folders["encode"])
-    config = settings("bpe.joint=false", "bpe.vocab_size=300", "train.max_steps=4")
+    config = settings("bpe.shared_vocab=false", "bpe.vocab_size=300", "train.max_steps=4")
     train_model(config, TrainPaths(paths.clean, run=tmp_path / "run", **folders), ALONE)
     translator = Translator.load(tmp_path / "run", device="cpu")
     assert translator.model.src_embedding is not None

@@ -362,7 +362,7 @@ def test_sampled_pieces_are_never_more_than_a_sentence_may_have(paths):
     [(23, 0, 0, False), (24, 0, 0, True), (25, 0, 0, True), (5, 99, 0, False), (5, 1, 2, False), (5, 2, 2, True)],
 )
 def test_a_training_is_over_after_its_steps_or_its_patience(step, worse, patience, over):
-    assert is_over(settings(f"train.patience={patience}"), Progress(step=step, worse=worse)) is over
+    assert is_over(settings(f"train.early_stop_patience={patience}"), Progress(step=step, worse=worse)) is over
 
 
 FINISHED = ("train.max_steps=6", "runtime.log_every=4", "train.save_every=4")
@@ -413,7 +413,7 @@ def test_the_last_step_is_logged_validated_and_saved_whatever_the_intervals(fini
 
 
 def test_steps_are_logged_validated_and_saved_at_their_intervals(paths, tmp_path):
-    intervals = ("runtime.log_every=2", "train.validate_every=3", "train.save_every=4", "train.keep=9")
+    intervals = ("runtime.log_every=2", "train.validate_every=3", "train.save_every=4", "train.keep_checkpoints=9")
     train_model(settings("train.max_steps=12", *intervals), at(paths, tmp_path / "run"), ALONE)
     assert [row["step"] for row in metrics(tmp_path / "run")] == [2, 4, 6, 8, 10, 12]
     assert [row["step"] for row in metrics(tmp_path / "run", "dev")] == [3, 6, 9, 12]
@@ -517,7 +517,7 @@ def test_what_was_saved_is_what_goes_on(paths, tmp_path):
 
 
 def test_only_the_newest_checkpoints_are_kept(paths, tmp_path):
-    trainer = Trainer.build(settings("train.keep=2", "train.save_every=5"), ALONE, (340, 340))
+    trainer = Trainer.build(settings("train.keep_checkpoints=2", "train.save_every=5"), ALONE, (340, 340))
     with Saver(trainer, tmp_path) as saver:
         for step in (5, 10, 13, 15):
             saver.save(Progress(step=step))

@@ -35,9 +35,9 @@ SETTINGS = [
         "train.validate_every=12",
         "train.save_every=5",
         "runtime.log_every=4",
-        "train.keep=3",
+        "train.keep_checkpoints=3",
     ),
-    *("train.validate_sentences=3", "translate.max_extra=3"),
+    *("train.validate_sentences=3", "translate.max_length_offset=3"),
 ]
 
 
@@ -65,7 +65,7 @@ def make_corpus(root: Path) -> TrainPaths:
         leaks(root, normaliser, pool)  # It also writes the keys of the training text.
     for name in ("bpe", "encode"):
         (root / name).mkdir()
-    train_bpe(root, BpeConfig(vocab_size=340, coverage=1.0), ("en", "zh"), root / "bpe")
+    train_bpe(root, BpeConfig(vocab_size=340, character_coverage=1.0), ("en", "zh"), root / "bpe")
     encode_corpus(root, root / "bpe", EncodeConfig(), ("en", "zh"), root / "encode")
     return TrainPaths(clean=root, bpe=root / "bpe", encode=root / "encode", run=root / "run")
 

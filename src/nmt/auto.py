@@ -69,7 +69,7 @@ def translate_tokens(translate: TranslateConfig, model: ModelConfig, size: int, 
         return translate.batch_tokens
     if gpu is None:
         return CPU_TRANSLATE_TOKENS
-    room = 1 << max(4, (TYPICAL + translate.max_extra - 1).bit_length())
+    room = 1 << max(4, (TYPICAL + translate.max_length_offset - 1).bit_length())
     a_token = 2 * (model.kv_heads or model.heads) * model.d_model // model.heads * size
     a_row = 1.5 * (model.decoder_layers or model.layers) * room * a_token
     fits = int(TYPICAL * gpu.memory / 4 / a_row)

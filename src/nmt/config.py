@@ -234,16 +234,16 @@ class BpeConfig:
 
     vocab_size: int = 8000
     """Pieces, the special ones and the 256 byte pieces counted."""
-    coverage: float = 0.9995
+    character_coverage: float = 0.9995
     """Share of the characters of the text that get a piece of their own; the rest is written in bytes."""
     dropout: float = 0.0
     """Probability that a merge is skipped when training text is encoded (BPE-dropout, Provilkov et al. 2020)."""
     user_symbols: tuple[str, ...] = ("<mask/>",)
     """Pieces that are never split."""
-    joint: bool = True
+    shared_vocab: bool = True
     """One vocabulary over both languages, so that all embeddings are one matrix; else one for each."""
     model: tuple[str, ...] = ()
-    """Existing SentencePiece model instead of a new one (two, in the order of clean.columns, unless joint)."""
+    """Existing SentencePiece model instead of a new one (two, in the order of clean.columns, unless shared_vocab)."""
 
     def __post_init__(self) -> None:
         _check(
@@ -252,7 +252,10 @@ class BpeConfig:
                 f"bpe.vocab_size is {self.vocab_size}; give at least {269 + len(self.user_symbols)} (256 are byte "
                 f"pieces, 4 special, {len(self.user_symbols)} bpe.user_symbols).",
             ),
-            (0.9 <= self.coverage <= 1, f"bpe.coverage is {self.coverage}; give a share from 0.9 to 1."),
+            (
+                0.9 <= self.character_coverage <= 1,
+                f"bpe.character_coverage is {self.character_coverage}; give a share from 0.9 to 1.",
+            ),
             (0 <= self.dropout < 1, f"bpe.dropout is {self.dropout}; give a probability below 1."),
             *(
                 (
@@ -264,8 +267,9 @@ class BpeConfig:
                 for symbol in dict.fromkeys(self.user_symbols)
             ),
             (
-                len(self.model) in ((0, 1) if self.joint else (0, 2)),
-                f"bpe.model names {counted(len(self.model), 'file')}; give {'one' if self.joint else 'two'} or none.",
+                len(self.model) in ((0, 1) if self.shared_vocab else (0, 2)),
+                f"bpe.model names {counted(len(self.model), 'file')}; "
+                f"give {'one' if self.shared_vocab else 'two'} or none.",
             ),
         )
 
@@ -297,9 +301,9 @@ class ModelConfig:
     """Attention heads."""
     kv_heads: int = 0
     """Heads that keys and values have, each shared by heads / kv_heads queries; 0 means one for each head."""
-    norm: Literal["post", "pre"] = "post"
+    norm_order: Literal["post", "pre"] = "post"
     """Normalise after each residual sum (the paper), or before each block and once at the end of the stack."""
-    norm_kind: Literal["layer", "rms"] = "layer"
+    norm_type: Literal["layer", "rms"] = "layer"
     """LayerNorm (the paper), or RMSNorm (Zhang and Sennrich 2019)."""
     norm_eps: float = 1e-5
     """Added to the variance inside the norm."""
@@ -424,24 +428,24 @@ class TrainConfig:
     """Steps between two validations."""
     validate_sentences: int = 200
     """First sentences of the dev set that are translated (greedily) at a validation; 0 translates none."""
-    stop_on: Literal["bleu", "loss"] = "bleu"
+    early_stop_metric: Literal["bleu", "loss"] = "bleu"
     """The score of the dev set that early stopping and the best checkpoint go by; bleu is that of greedy search."""
-    patience: int = 0
+    early_stop_patience: int = 0
     """Stop after so many validations without a better score; 0 never stops early."""
     save_every: int = 1000
     """Steps between two checkpoints."""
-    keep: int = 5
+    keep_checkpoints: int = 5
     """Newest checkpoints that are kept, beside the best; the training ends by averaging them."""
 
     def __post_init__(self) -> None:
         _check(
             *(
                 (getattr(self, name) >= 1, f"train.{name} is {getattr(self, name)}; give at least 1.")
-                for name in ("batch_tokens", "max_steps", "validate_every", "save_every", "keep")
+                for name in ("batch_tokens", "max_steps", "validate_every", "save_every", "keep_checkpoints")
             ),
             *(
                 (getattr(self, name) >= 0, f"train.{name} is {getattr(self, name)}; give 0 or more.")
-                for name in ("length_buckets", "seed", "validate_sentences", "patience")
+                for name in ("length_buckets", "seed", "validate_sentences", "early_stop_patience")
             ),
             (
                 self.length_buckets <= self.batch_tokens,
@@ -468,10 +472,10 @@ class RuntimeConfig:
     """Steps between two lines of the log."""
     save_minutes: Annotated[int, RUNTIME] = 30
     """Minutes without a checkpoint after which one is saved to resume from, which is never averaged; 0 saves none."""
-    timeout: Annotated[float, RUNTIME] = 600.0
+    collective_timeout: Annotated[float, RUNTIME] = 600.0
     """Seconds that a process waits for the others, at the beginning and in each exchange, before it gives up."""
-    silence: Annotated[float, RUNTIME] = 60.0
-    """Seconds without a move after which the other processes name one that has fallen silent."""
+    heartbeat_timeout: Annotated[float, RUNTIME] = 60.0
+    """Seconds without a sign of progress after which the other processes name one that no longer responds."""
 
     def __post_init__(self) -> None:
         _check(
@@ -481,7 +485,7 @@ class RuntimeConfig:
             ),
             *(
                 (getattr(self, name) >= 1, f"runtime.{name} is {getattr(self, name)}; give at least 1.")
-                for name in ("log_every", "timeout", "silence")
+                for name in ("log_every", "collective_timeout", "heartbeat_timeout")
             ),
             (self.save_minutes >= 0, f"runtime.save_minutes is {self.save_minutes}; give 0 or more."),
         )
@@ -492,19 +496,19 @@ class TranslateConfig:
     """How a translation is searched for."""
 
     beam: int = 4
-    """Hypotheses kept in the search; 1 is greedy, whatever alpha and patience are."""
+    """Hypotheses kept in the search; 1 is greedy, whatever alpha and beam_patience are."""
     alpha: float = 0.6
     """Strength of the length penalty; 0 prefers short translations."""
     length_penalty: Literal["gnmt", "power"] = "gnmt"
     """((5+n)/6)^alpha (Wu et al. 2016, equation 14), or n^alpha, as fairseq and CTranslate2 have it."""
-    patience: float = 0.0
+    beam_patience: float = 0.0
     """A sentence is done when beam times this many have finished (Kasai 2022; 1: as fairseq), 0: when none can win."""
-    max_extra: int = 50
+    max_length_offset: int = 50
     """A translation has at most so many tokens more than its source (Vaswani et al. 2017, section 6.1)."""
     batch_tokens: Annotated[int | Literal["auto"], NUMERICS] = "auto"
     """Source tokens times beam, padding included, that are decoded together. `auto`: on a GPU by its memory (65,536 for
     base with 80 GB), elsewhere 4,096."""
-    max_input: int = 512
+    max_source_tokens: int = 512
     """Tokens of the longest input that is translated whole; a longer one is split at its sentence ends."""
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     """Of a finished model's weights and products in translation; while training, the dev set's is float32. The same on
@@ -519,12 +523,15 @@ class TranslateConfig:
             ),
             *(
                 (getattr(self, name) >= 0, f"translate.{name} is {getattr(self, name)}; give 0 or more.")
-                for name in ("alpha", "patience", "max_extra")
+                for name in ("alpha", "beam_patience", "max_length_offset")
             ),
             # Beyond this n^alpha is no number any more, and no translation of a sentence is so long.
             (self.alpha <= 10, f"translate.alpha is {self.alpha}; give at most 10."),
-            (self.max_extra <= 10_000, f"translate.max_extra is {self.max_extra}; give at most 10,000."),
-            (self.max_input >= 2, f"translate.max_input is {self.max_input}; give at least 2."),
+            (
+                self.max_length_offset <= 10_000,
+                f"translate.max_length_offset is {self.max_length_offset}; give at most 10,000.",
+            ),
+            (self.max_source_tokens >= 2, f"translate.max_source_tokens is {self.max_source_tokens}; give at least 2."),
         )
 
 
@@ -739,12 +746,12 @@ def _edits(one: str, other: str) -> int:
 def _nearest(name: str, within: str) -> str:
     """The setting that `within.name` was probably meant to be, as `section.key`, or nothing; `within` may be wrong too.
 
-    What other toolkits call it; the name with the fewest edits, of equals the one in the nearest section (the three of
-    a training are near each other); the one with these initials; the one that shares most of its words; else what looks
-    most like it.
+    What it was called before, or other toolkits call it; the name with the fewest edits, of equals the one in the
+    nearest section (the three of a training are near each other); the one with these initials; the one that shares most
+    of its words; else what looks most like it.
     """
-    if name.lower() in _ELSEWHERE:
-        return _ELSEWHERE[name.lower()]
+    if other := OTHER_NAMES.get(f"{within}.{name}".lower()) or OTHER_NAMES.get(name.lower()):
+        return other
     paths = {(s, f.name): f"{s}.{f.name}" for s, kind in SECTIONS.items() for f in dataclasses.fields(kind)}
     edits = {
         path: (_edits(name, key), _edits(within, section), {within, section} - TRAINING != set())
@@ -768,35 +775,78 @@ def _nearest(name: str, within: str) -> str:
 TRAINING = {"optim", "train", "runtime"}
 """The sections of a training, among which one may guess wrong."""
 
-_ELSEWHERE = {
+OTHER_NAMES = {
+    # In version 0.1; what has only moved to another section is found by its name.
+    "coverage": "bpe.character_coverage",
+    "joint": "bpe.shared_vocab",
+    "norm": "model.norm_order",
+    "norm_kind": "model.norm_type",
+    "patience": "train.early_stop_patience",
+    "translate.patience": "translate.beam_patience",
+    "stop_on": "train.early_stop_metric",
+    "keep": "train.keep_checkpoints",
+    "timeout": "runtime.collective_timeout",
+    "silence": "runtime.heartbeat_timeout",
+    "max_extra": "translate.max_length_offset",
+    "max_input": "translate.max_source_tokens",
+    # In other toolkits, where their name has no word of ours, or the words of something else.
     "lr": "optim.learning_rate",
     "batch_size": "train.batch_tokens",
+    "max_tokens": "train.batch_tokens",
     "max_tokens_per_batch": "train.batch_tokens",
     "update_freq": "train.batch_tokens",
     "steps": "train.max_steps",
     "epochs": "train.max_steps",
     "max_epochs": "train.max_steps",
     "num_epochs": "train.max_steps",
+    "max_update": "train.max_steps",
     "max_updates": "train.max_steps",
+    "warmup_updates": "optim.warmup_steps",
+    "lr_scheduler": "optim.schedule",
+    "lr_scheduler_type": "optim.schedule",
     "grad_clip": "optim.clip_norm",
     "max_grad_norm": "optim.clip_norm",
+    "adam_eps": "optim.eps",
+    "adam_epsilon": "optim.eps",
     "fp16": "train.precision",
     "bf16": "train.precision",
     "amp": "train.precision",
     "dtype": "train.precision",
+    "eval_steps": "train.validate_every",
+    "validate_interval_updates": "train.validate_every",
+    "checkpoint_interval": "train.save_every",
+    "save_interval_updates": "train.save_every",
+    "keep_interval_updates": "train.keep_checkpoints",
+    "save_total_limit": "train.keep_checkpoints",
+    "best_checkpoint_metric": "train.early_stop_metric",
+    "metric_for_best_model": "train.early_stop_metric",
+    "log_interval": "runtime.log_every",
+    "logging_steps": "runtime.log_every",
+    "share_all_embeddings": "bpe.shared_vocab",
+    "joined_dictionary": "bpe.shared_vocab",
+    "user_defined_symbols": "bpe.user_symbols",
+    "max_seq_len": "encode.max_tokens",
+    "max_source_length": "encode.max_tokens",
+    "max_source_positions": "encode.max_tokens",
     "encoder_layers": "model.layers",
+    "encoder_normalize_before": "model.norm_order",
     "hidden_size": "model.d_model",
     "embed_dim": "model.d_model",
+    "encoder_embed_dim": "model.d_model",
     "dim": "model.d_model",
     "ffn_dim": "model.d_ff",
+    "encoder_ffn_embed_dim": "model.d_ff",
     "intermediate_size": "model.d_ff",
     "lenpen": "translate.alpha",
+    "length_penalty_alpha": "translate.alpha",
+    "num_beams": "translate.beam",
+    "max_len_b": "translate.max_length_offset",
     "source": "data.src",
     "source_lang": "data.src",
     "target": "data.tgt",
     "target_lang": "data.tgt",
 }
-"""What other toolkits call a setting where their name has no word of ours."""
+"""What a setting is called elsewhere: `name`, or `section.name` where the section decides."""
 
 
 def _build(given: Mapping[str, Mapping[str, Any]], recipe: str, sources: Mapping[str, str]) -> Config:
@@ -806,7 +856,8 @@ def _build(given: Mapping[str, Mapping[str, Any]], recipe: str, sources: Mapping
     for section, kind in SECTIONS.items():
         hints, values = typing.get_type_hints(kind), {}
         for key, value in given.get(section, {}).items():
-            where = f"{section}.{key} ({sources.get(f'{section}.{key}', 'here')})"
+            source = sources.get(f"{section}.{key}")
+            where = f"{section}.{key}" + (f" ({source})" if source else "")
             if key not in hints:
                 near = _nearest(key, section) if len(problems) < MOST_TOLD else ""
                 problems.append(f"unknown setting {where}" + (f"; did you mean {near}?" if near else "."))

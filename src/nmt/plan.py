@@ -63,7 +63,7 @@ def activation_bytes(model: ModelConfig, src_slots: int, tgt_slots: int, half: b
     inner_kept += (size + mask_size) * inner if model.activation_dropout else 0
     mask = mask_size * width if model.dropout else 0
     # The sum of a block with what it was given; RMSNorm keeps what it divided as well.
-    added = 4 * width * (2 if model.norm_kind == "rms" else 1) + mask
+    added = 4 * width * (2 if model.norm_type == "rms" else 1) + mask
     turned = kv_width // 2 if model.position == "rope" else 0
     attention = size * ((4 if half else 3) * width + kv_width + turned) + added
     cross, feed = size * 3 * width + added, size * width + inner_kept + added
@@ -98,8 +98,8 @@ def loss_bytes(width: int, vocab: int, tokens: int, half: bool, rows: int) -> in
 def cache_bytes(model: ModelConfig, longest: int, translate: TranslateConfig, batch_tokens: int, size: int) -> int:
     """The decoder's cache at its largest, over all source lengths up to `longest`: keys and values of `size` bytes.
 
-    A batch has `batch_tokens` source tokens times beam, so short sentences make many rows, each of which may
-    grow by max_extra tokens. Room doubles from 16 tokens on; while it does, the old half stands beside the new whole.
+    A batch has `batch_tokens` source tokens times beam, so short sentences make many rows, each of which may grow by
+    max_length_offset tokens. Room doubles from 16 tokens on; while it does, the old half stands beside the new whole.
     """
     layers = model.decoder_layers or model.layers
     a_token = 2 * (model.kv_heads or model.heads) * model.d_model // model.heads * size
@@ -113,8 +113,8 @@ def cache_bytes(model: ModelConfig, longest: int, translate: TranslateConfig, ba
     most, length, longest = 0, 2, max(2, longest)
     while length <= longest:
         sentences = max(1, batch_tokens // (length * translate.beam))
-        room = 1 << max(4, (length + translate.max_extra - 1).bit_length())
-        end = min(longest, room - translate.max_extra)
+        room = 1 << max(4, (length + translate.max_length_offset - 1).bit_length())
+        end = min(longest, room - translate.max_length_offset)
         if sentences > 1:
             end = min(end, batch_tokens // (sentences * translate.beam))
         most = max(most, largest(end, sentences, room))
@@ -142,7 +142,7 @@ def make_plan(config: Config, data: Data | None, device: str = "cpu", gpu: Gpu |
     wanted, config = config, auto.for_training(config, gpu)
     model, optim, train = config.model, config.optim, config.train
     src_vocab, tgt_vocab = data.vocab if data else (config.bpe.vocab_size, config.bpe.vocab_size)
-    parts = parameters(model, tgt_vocab, None if config.bpe.joint else src_vocab)
+    parts = parameters(model, tgt_vocab, None if config.bpe.shared_vocab else src_vocab)
     total = sum(parts.values())
     most = auto.device_tokens(config.runtime.device_tokens, train.batch_tokens, 1, gpu)
     slots = min(most, math.ceil(auto.PADDED * train.batch_tokens))

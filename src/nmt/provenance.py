@@ -65,7 +65,7 @@ def training_reads(config: Config, paths: TrainPaths) -> dict[str, Path]:
 
     `meta.json` stands for all encoded data: it has the SHA-256 of each file, which is checked when that is opened.
     """
-    models = ["joint.model"] if config.bpe.joint else [f"{lang}.model" for lang in config.clean.columns]
+    models = ["joint.model"] if config.bpe.shared_vocab else [f"{lang}.model" for lang in config.clean.columns]
     splits = ("dev", "train") if config.bpe.dropout else ("dev",)
     text = [f"{split}.{lang}" for split in splits for lang in config.clean.columns]
     return {
@@ -206,7 +206,7 @@ def _check_initial(config: Config, run: Path, init_from: Path) -> None:
         raise ConfigError(f"--init-from names {run} itself; give the new run a --name of its own.")
     earlier = read_config(init_from)
     found = differences(_model_of(earlier), _model_of(config))
-    if not config.bpe.joint and earlier.data.src != config.data.src:
+    if not config.bpe.shared_vocab and earlier.data.src != config.data.src:
         found.append(f"data.src: {earlier.data.src} -> {config.data.src} (each language has its own vocabulary)")
     if found:
         raise ConfigError(f"--init-from: {init_from} has another model:", *(f"  {line}" for line in found))
@@ -221,7 +221,7 @@ def _model_of(config: Config) -> dict[str, Any]:
     }
     if config.model.position != "learned":
         del model["max_positions"]
-    return {"model": model, "bpe": {"joint": config.bpe.joint}}
+    return {"model": model, "bpe": {"shared_vocab": config.bpe.shared_vocab}}
 
 
 def _check_resumable(run: Path, conflicts: list[str], max_steps: int) -> None:
@@ -296,6 +296,12 @@ def read_config(run: Path) -> Config:
         return from_dict(json.loads((run / "config.json").read_bytes()))
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{run} is no run folder: its config.json cannot be read ({error}).") from error
+    except ConfigError as error:
+        more = f" And {len(error.problems) - 1} more" if len(error.problems) > 1 else ""
+        raise CheckpointError(
+            f"{run / 'config.json'} was written by another version of nmt ({error.problems[0]}{more}). Use that "
+            "version, which provenance.json names, or train again with nmt train --fresh."
+        ) from error
 
 
 def check_as_trained(run: Path, config: Config, vocabularies: Mapping[str, str]) -> None:

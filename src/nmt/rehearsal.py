@@ -23,9 +23,10 @@ STEPS, SAVE_EVERY = 48, 8
 TINY = (
     "model.layers=1", "model.decoder_layers=0", "model.d_model=32", "model.d_ff=64", "model.heads=2",
     "model.kv_heads=0", "train.batch_tokens=600", "optim.schedule=inverse_sqrt", "optim.learning_rate=1e-2",
-    "optim.lr_factor=1", "optim.warmup_steps=8", "train.patience=0", f"train.max_steps={STEPS}",
+    "optim.lr_factor=1", "optim.warmup_steps=8", "train.early_stop_patience=0", f"train.max_steps={STEPS}",
     "train.validate_every=1000000", "train.validate_sentences=0", f"train.save_every={SAVE_EVERY}",
-    f"train.keep={STEPS // SAVE_EVERY}", "runtime.device_tokens=250", "runtime.log_every=1", "runtime.compile=false",
+    f"train.keep_checkpoints={STEPS // SAVE_EVERY}",
+    "runtime.device_tokens=250", "runtime.log_every=1", "runtime.compile=false",
 )  # fmt: skip
 """What makes any recipe's training a tiny one. An update is several micro-batches, and no checkpoint is removed."""
 

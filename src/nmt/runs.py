@@ -33,7 +33,7 @@ def describe_run(run: Path) -> dict[str, Any]:
     vocab = [sum(1 for _ in path.open("rb")) for path in tokenizer_files(run / "tokenizer") if path.suffix == ".vocab"]
     sizes = dict(zip(config.clean.columns, vocab * 2 if len(vocab) == 1 else vocab, strict=False))
     weights = parameters(
-        config.model, sizes.get(config.data.tgt, 0), None if config.bpe.joint else sizes.get(config.data.src, 0)
+        config.model, sizes.get(config.data.tgt, 0), None if config.bpe.shared_vocab else sizes.get(config.data.src, 0)
     )
     scores = read_json(run / "eval" / "scores.json").get("scores")
     final = read_json(run / "final" / "state.json")

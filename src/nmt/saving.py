@@ -78,7 +78,7 @@ class Saver:
                 if resumable:
                     checkpoint.save(checkpoint.step_folder(self.run, progress.step), weights, state, moments)
                     train = self.trainer.config.train
-                    checkpoint.prune(self.run, train.keep, train.save_every, progress.step)
+                    checkpoint.prune(self.run, train.keep_checkpoints, train.save_every, progress.step)
                     tell(self.trainer, self.run, "running", progress)
                 warn_of_grace(time.perf_counter() - started)
             except BaseException as error:

@@ -60,7 +60,7 @@ def street(
     }
     train_text, dev_text, test_text = ([f"{split}.{lang}" for lang in languages] for split in ("train", "dev", "test"))
     here = partial(train_here, device=device)
-    models = ["joint.model"] if config.bpe.joint else [f"{lang}.model" for lang in languages]
+    models = ["joint.model"] if config.bpe.shared_vocab else [f"{lang}.model" for lang in languages]
 
     with remembered_hashes(DATA / ".hashes.json") as content_hash:
         make = partial(make_stage, content_hash=content_hash)
@@ -196,7 +196,7 @@ def train_here(
         from nmt.distributed import join
         from nmt.training import train_model
 
-        with join(device, config.runtime.timeout) as world:
+        with join(device, config.runtime.collective_timeout) as world:
             train_model(config, paths, world, fresh=fresh, init_from=init_from)
 
 

@@ -92,7 +92,7 @@ class Trainer:
         gpu = gpu_of(world.device)
         config = auto.for_training(config, gpu)
         torch.manual_seed(config.train.seed)
-        model = Transformer(config.model, vocab_sizes[1], None if config.bpe.joint else vocab_sizes[0])
+        model = Transformer(config.model, vocab_sizes[1], None if config.bpe.shared_vocab else vocab_sizes[0])
         model.to(world.device)
         bound_kernels(world.device, config.train.precision, 64)
         training_model = TrainingModel(model, config.train.label_smoothing)

@@ -65,12 +65,12 @@ def train_model(
                 open_run(config, paths, numerics(config, world), fresh=fresh, init_from=init_from, given=given)
                 if init_from is not None:
                     warn_of_overlap(paths.run, paths.clean, (config.data.src, config.data.tgt))
-        require_shared(paths.run, world, config.runtime.timeout)
+        require_shared(paths.run, world, config.runtime.collective_timeout)
     except NmtError as error:
         say_why(world, 0, error)
         raise
     begun = time.monotonic()
-    with Stop(world) as stop, Heartbeat(paths.run / "heartbeat", world, config.runtime.silence) as heartbeat:
+    with Stop(world) as stop, Heartbeat(paths.run / "heartbeat", world, config.runtime.heartbeat_timeout) as heartbeat:
         try:
             with world.all_or_none():
                 data, dev = open_data(config, paths, world)
@@ -79,7 +79,7 @@ def train_model(
             trainer = Trainer.build(config, world, sizes, heartbeat)
             progress = resume(trainer, paths.run, init_from)
             if world.leads and progress.step:  # A process that was killed may have left more than are averaged.
-                checkpoint.prune(paths.run, config.train.keep, config.train.save_every, progress.step)
+                checkpoint.prune(paths.run, config.train.keep_checkpoints, config.train.save_every, progress.step)
             if not is_over(config, progress):
                 if world.leads:
                     log.info("train: %s", header(trainer, data, paths.run))
@@ -237,7 +237,7 @@ def plans(
 
 def is_over(config: Config, progress: Progress) -> bool:
     """Whether the training has taken all its steps, or has not got better for as long as its patience."""
-    impatient = bool(config.train.patience) and progress.worse >= config.train.patience
+    impatient = bool(config.train.early_stop_patience) and progress.worse >= config.train.early_stop_patience
     return progress.step >= config.train.max_steps or impatient
 
 

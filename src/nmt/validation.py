@@ -124,7 +124,7 @@ def validate(trainer: Trainer, dev: DevSet, progress: Progress, tracker: Tracker
     if sentences:
         values["bleu"], hyps = translate_dev(trainer, dev, sentences)
         values["sentences"] = len(hyps)
-        if trainer.config.train.stop_on == "bleu":
+        if trainer.config.train.early_stop_metric == "bleu":
             score = values["bleu"]
     tracker.numbers("dev", progress.step, values | {"seconds": time.perf_counter() - started})
     if hyps:
@@ -136,7 +136,7 @@ def validate(trainer: Trainer, dev: DevSet, progress: Progress, tracker: Tracker
 
 def whole_dev_score(trainer: Trainer, dev: DevSet) -> tuple[str, float]:
     """What a final model is chosen by, higher is better: its name, and its value on the whole dev set."""
-    if trainer.config.train.stop_on == "bleu" and trainer.config.train.validate_sentences:
+    if trainer.config.train.early_stop_metric == "bleu" and trainer.config.train.validate_sentences:
         return "BLEU", translate_dev(trainer, dev, len(dev.src))[0]
     return "minus the loss", -dev_loss(trainer, dev.data)[0]
 
