@@ -28,7 +28,7 @@ PAGES = sorted(
 )
 OTHER_PROGRAMS = {"source", "echo", "tensorboard"}
 FILE_ENDINGS = ("py", "sh", "sbatch", "yaml")
-HOMES = ("", "src/nmt", "src/nmt/corpus", "configs", "docs", "scripts")
+HOMES = ("", "src/nmt", "src/nmt/config", "src/nmt/corpus", "configs", "docs", "scripts")
 """Where a file that a page names may lie."""
 
 

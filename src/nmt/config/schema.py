@@ -1,43 +1,23 @@
-"""Every setting of nmt, in pipeline order, each with its unit and a sentence; and the loader of YAML files.
+"""Every setting of nmt, in pipeline order, each with its unit and a sentence, and the rules that it must keep.
 
 A setting is of one of three kinds. A *result* setting changes what is computed or chosen, so it is in the fingerprint
 of its stage; every setting is one unless it says otherwise. *Numerics* change rounding and dropout masks alone: the
 same pairs, the same formulas. *Runtime* settings leave every byte of the result as it is.
-
-A file in `configs/` names only what differs from the defaults here. `--set section.key=value` changes one setting.
-Nothing is read beyond the file itself before all of its problems have been told. This module imports neither torch
-nor a stage, so anyone may import it.
 """
 
-import ast
 import dataclasses
-import difflib
-import inspect
 import math
 import re
-import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
-
-from nmt.errors import MOST_TOLD, ConfigError, counted
+from nmt.errors import ConfigError, counted
 from nmt.languages import knows_words, parse
-
-LARGEST_FILE = 1_000_000
-"""Bytes; a settings file is a page, not a data set."""
 
 LONGEST_NAME = 200
 """Bytes of a name that becomes a folder; file systems take 255, and what is being written there has a longer one."""
-
-LARGEST_NUMBER = 2**31 - 1
-"""Of whole numbers; what reads the settings computes with them in floats and in 64 bits."""
-
-MOST_EDITS = 2
-"""Letters added, left out, changed or swapped in a name that is still taken for a slip of the other one."""
 
 
 Kind = Literal["result", "numerics", "runtime"]
@@ -64,7 +44,7 @@ def name_rule(what: str, name: str) -> tuple[bool, str]:
     faults = (
         (not name, "it is empty"),
         (re.search(r'[/\\:*?"<>|]', name) is not None, 'it has one of / \\ : * ? " < > |'),
-        (_NOT_A_NAME.search(name) is not None, "it has a control character, or one that is no text"),
+        (NOT_A_NAME.search(name) is not None, "it has a control character, or one that is no text"),
         (name[:1] in (".", " ") or name[-1:] in (".", " "), "it begins or ends with a dot or a space"),
         (re.search(r"\w", name) is None, "it has no letter and no digit"),
         (_DEVICE.fullmatch(name) is not None, "Windows means a device by it"),
@@ -83,7 +63,7 @@ def check_name(what: str, name: str) -> None:
 
 
 # No file, folder or language has these in its name; YAML can spell them ("\0").
-_NOT_A_NAME = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+NOT_A_NAME = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _DEVICE = re.compile(r"(?:con|prn|aux|nul|com\d|lpt\d)(?:\..*)?", re.IGNORECASE)
 
 
@@ -619,378 +599,6 @@ def of_kind(settings: Any, kind: Kind) -> dict[str, Any]:
     return {name: value for name, value in to_dict(settings).items() if found[name] == kind}
 
 
-# ── reading YAML ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML without its traps: 1e-4 is a number, `no` and 12:30 are strings, a key stands once.
-
-    Aliases, which can make gigabytes of a page, are refused, and so are tags, since a value's kind is its setting's.
-    """
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
-        alias = isinstance(event, yaml.AliasEvent)
-        if alias or event.tag is not None:
-            mark, what = event.start_mark, "aliases (*name)" if alias else "tags (!name)"
-            raise ConfigError(f"{mark.name}, line {mark.line + 1}: {what} are not allowed in settings.")
-        return super().compose_node(parent, index)
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        seen: dict[Any, int] = {}
-        for key_node, _ in node.value:
-            key, line = self.construct_object(key_node, deep=True), key_node.start_mark.line + 1
-            if not isinstance(key, str):
-                raise ConfigError(f"{node.start_mark.name}, line {line}: {key!r} is not a name.")
-            if key in seen:
-                raise ConfigError(f"{node.start_mark.name}: {key} is given twice, in lines {seen[key]} and {line}.")
-            seen[key] = line
-        return super().construct_mapping(node, deep)
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, rule) for tag, rule in rules if tag.endswith((":null", ":merge"))]
-    for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(?:true|false|True|False)$"), list("tfTF"))
-_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"^[-+]?[0-9][0-9_]*$"), list("-+0123456789"))
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9]+|[0-9][0-9_]*(?=[eE]))(?:[eE][-+]?[0-9]+)?$"),
-    list("-+.0123456789"),
-)
-
-
-def _construct_int(loader: yaml.SafeLoader, node: Any) -> int:
-    # Decimal always: YAML 1.1 would read 0755 as octal.
-    return int(loader.construct_scalar(node).replace("_", ""))
-
-
-_Loader.add_constructor("tag:yaml.org,2002:int", _construct_int)
-
-
-def _parse_yaml(text: str, name: str) -> Any:
-    try:
-        loader = _Loader(text)
-        loader.name = name
-        try:
-            return loader.get_single_data()
-        finally:
-            loader.dispose()
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"{name}, line {mark.line + 1}, column {mark.column + 1}" if mark else name
-        what = getattr(error, "problem", None) or getattr(error, "reason", None) or "this is not YAML"
-        raise ConfigError(f"{where}: {what}.") from error
-    except (RecursionError, ValueError) as error:
-        raise ConfigError(f"{name}: this is not a settings file ({type(error).__name__}).") from error
-
-
-def _convert(value: Any, kind: Any) -> Any:
-    """`value` as a setting of type `kind`; raises ValueError with what was expected."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType):  # `int | Literal["auto"]`
-        number, words = arguments
-        if isinstance(value, str) and value not in typing.get_args(words):
-            near = difflib.get_close_matches(value, typing.get_args(words), 1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise ValueError(f"expected a whole number, or {' or '.join(typing.get_args(words))}{hint}")
-        return _convert(value, words if isinstance(value, str) else number)
-    if origin is Literal:
-        if value in arguments and isinstance(value, str):
-            return value
-        near = difflib.get_close_matches(str(value), arguments, 1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise ValueError(f"expected one of {', '.join(arguments)}{hint}")
-    if origin is tuple:
-        items = value if isinstance(value, list) else [value]
-        return tuple(_convert(item, arguments[0]) for item in items)
-    if origin is dict:
-        if not isinstance(value, Mapping):
-            raise ValueError("expected names with values (name: value)")
-        return {_convert(name, str): _convert(item, arguments[1]) for name, item in value.items()}
-    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
-        try:
-            number = float(value)
-        except OverflowError as error:
-            raise ValueError("expected a smaller number") from error
-        if number - number != 0:
-            raise ValueError("expected a finite number")
-        return number
-    if kind is str and type(value) is str and _NOT_A_NAME.search(value):
-        raise ValueError("expected a text without line ends and control characters")
-    if kind is int and type(value) is int and abs(value) > LARGEST_NUMBER:
-        raise ValueError(f"expected a whole number of at most {LARGEST_NUMBER:,}")
-    if type(value) is kind:
-        return value
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text (quote it if need be)"}
-    raise ValueError(f"expected {names[kind]}")
-
-
-def _edits(one: str, other: str) -> int:
-    """How many letters must be added, left out, changed or swapped with their neighbour; at most MOST_EDITS + 1."""
-    if abs(len(one) - len(other)) > MOST_EDITS:
-        return MOST_EDITS + 1
-    before, last = [0], list(range(len(other) + 1))
-    for i, a in enumerate(one, 1):
-        row = [i]
-        for j, b in enumerate(other, 1):
-            fewest = min(last[j] + 1, row[j - 1] + 1, last[j - 1] + (a != b))
-            if i > 1 and j > 1 and (a, b) == (other[j - 2], one[i - 2]):
-                fewest = min(fewest, before[j - 2] + 1)
-            row.append(fewest)
-        before, last = last, row
-    return min(last[-1], MOST_EDITS + 1)
-
-
-def _nearest(name: str, within: str) -> str:
-    """The setting that `within.name` was probably meant to be, as `section.key`, or nothing; `within` may be wrong too.
-
-    What it was called before, or other toolkits call it; the name with the fewest edits, of equals the one in the
-    nearest section (the three of a training are near each other); the one with these initials; the one that shares most
-    of its words; else what looks most like it.
-    """
-    if other := OTHER_NAMES.get(f"{within}.{name}".lower()) or OTHER_NAMES.get(name.lower()):
-        return other
-    paths = {(s, f.name): f"{s}.{f.name}" for s, kind in SECTIONS.items() for f in dataclasses.fields(kind)}
-    edits = {
-        path: (_edits(name, key), _edits(within, section), {within, section} - TRAINING != set())
-        for (section, key), path in paths.items()
-    }
-    best = min(edits, key=lambda path: edits[path])
-    if edits[best][0] <= MOST_EDITS and edits[best][0] < len(name):
-        return best
-    words = {path: set(key.split("_")) for (_, key), path in paths.items()}
-    short = [path for (_, key), path in paths.items() if "_" in key and name == "".join(w[0] for w in key.split("_"))]
-    mine = set(name.lower().split("_"))
-    alike = {path: len(mine & theirs) / len(mine | theirs) for path, theirs in words.items() if mine & theirs}
-    for found in (short, [path for path in alike if alike[path] == max(alike.values())]):
-        if found:
-            return min(found, key=lambda path: edits[path][1])
-    near = difflib.get_close_matches(name, [key for _, key in paths], 1, 0.6)
-    same = [path for (_, key), path in paths.items() if key in near]
-    return min(same, key=lambda path: edits[path][1], default="")
-
-
-TRAINING = {"optim", "train", "runtime"}
-"""The sections of a training, among which one may guess wrong."""
-
-OTHER_NAMES = {
-    # In version 0.1; what has only moved to another section is found by its name.
-    "coverage": "bpe.character_coverage",
-    "joint": "bpe.shared_vocab",
-    "norm": "model.norm_order",
-    "norm_kind": "model.norm_type",
-    "patience": "train.early_stop_patience",
-    "translate.patience": "translate.beam_patience",
-    "stop_on": "train.early_stop_metric",
-    "keep": "train.keep_checkpoints",
-    "timeout": "runtime.collective_timeout",
-    "silence": "runtime.heartbeat_timeout",
-    "max_extra": "translate.max_length_offset",
-    "max_input": "translate.max_source_tokens",
-    # In other toolkits, where their name has no word of ours, or the words of something else.
-    "lr": "optim.learning_rate",
-    "batch_size": "train.batch_tokens",
-    "max_tokens": "train.batch_tokens",
-    "max_tokens_per_batch": "train.batch_tokens",
-    "update_freq": "train.batch_tokens",
-    "steps": "train.max_steps",
-    "epochs": "train.max_steps",
-    "max_epochs": "train.max_steps",
-    "num_epochs": "train.max_steps",
-    "max_update": "train.max_steps",
-    "max_updates": "train.max_steps",
-    "warmup_updates": "optim.warmup_steps",
-    "lr_scheduler": "optim.schedule",
-    "lr_scheduler_type": "optim.schedule",
-    "grad_clip": "optim.clip_norm",
-    "max_grad_norm": "optim.clip_norm",
-    "adam_eps": "optim.eps",
-    "adam_epsilon": "optim.eps",
-    "fp16": "train.precision",
-    "bf16": "train.precision",
-    "amp": "train.precision",
-    "dtype": "train.precision",
-    "eval_steps": "train.validate_every",
-    "validate_interval_updates": "train.validate_every",
-    "checkpoint_interval": "train.save_every",
-    "save_interval_updates": "train.save_every",
-    "keep_interval_updates": "train.keep_checkpoints",
-    "save_total_limit": "train.keep_checkpoints",
-    "best_checkpoint_metric": "train.early_stop_metric",
-    "metric_for_best_model": "train.early_stop_metric",
-    "log_interval": "runtime.log_every",
-    "logging_steps": "runtime.log_every",
-    "share_all_embeddings": "bpe.shared_vocab",
-    "joined_dictionary": "bpe.shared_vocab",
-    "user_defined_symbols": "bpe.user_symbols",
-    "max_seq_len": "encode.max_tokens",
-    "max_source_length": "encode.max_tokens",
-    "max_source_positions": "encode.max_tokens",
-    "encoder_layers": "model.layers",
-    "encoder_normalize_before": "model.norm_order",
-    "hidden_size": "model.d_model",
-    "embed_dim": "model.d_model",
-    "encoder_embed_dim": "model.d_model",
-    "dim": "model.d_model",
-    "ffn_dim": "model.d_ff",
-    "encoder_ffn_embed_dim": "model.d_ff",
-    "intermediate_size": "model.d_ff",
-    "lenpen": "translate.alpha",
-    "length_penalty_alpha": "translate.alpha",
-    "num_beams": "translate.beam",
-    "max_len_b": "translate.max_length_offset",
-    "source": "data.src",
-    "source_lang": "data.src",
-    "target": "data.tgt",
-    "target_lang": "data.tgt",
-}
-"""What a setting is called elsewhere: `name`, or `section.name` where the section decides."""
-
-
-def _build(given: Mapping[str, Mapping[str, Any]], recipe: str, sources: Mapping[str, str]) -> Config:
-    """The settings from raw values; raises ConfigError with every problem at once."""
-    problems: list[str] = []
-    built: dict[str, Any] = {}
-    for section, kind in SECTIONS.items():
-        hints, values = typing.get_type_hints(kind), {}
-        for key, value in given.get(section, {}).items():
-            source = sources.get(f"{section}.{key}")
-            where = f"{section}.{key}" + (f" ({source})" if source else "")
-            if key not in hints:
-                near = _nearest(key, section) if len(problems) < MOST_TOLD else ""
-                problems.append(f"unknown setting {where}" + (f"; did you mean {near}?" if near else "."))
-                continue
-            try:
-                values[key] = _convert(value, hints[key])
-            except ValueError as error:
-                text = f"{where} is {value!r}; {error}"
-                problems.append(text if text.endswith("?") else f"{text}.")
-        try:
-            built[section] = kind(**values)
-        except ConfigError as error:
-            problems.extend(error.problems)
-    if problems:
-        raise ConfigError(*problems)
-    return Config(recipe=recipe, **built)
-
-
-def _recipe_folders() -> list[Path]:
-    """Where recipes lie: here, and those shipped with the package."""
-    package = Path(__file__).parent
-    return [Path("configs"), package / "configs", package.parent.parent / "configs"]
-
-
-def recipes() -> list[str]:
-    """The files that `-c` finds by their name alone."""
-    return sorted({path.name for folder in _recipe_folders() for path in folder.glob("*.yaml")})
-
-
-def find_file(name: str) -> Path:
-    """The settings file `name`: as given, then in `configs/`, then among the recipes shipped with the package."""
-    try:
-        for place in (Path(), *_recipe_folders()):
-            for spelling in (name, f"{name}.yaml"):
-                if (place / spelling).is_file():
-                    return place / spelling
-    except OSError as error:  # A name that is too long, a folder that is not ours.
-        raise ConfigError(f"cannot read settings from {name}: {error.strerror}.") from error
-    known = recipes()
-    near = difflib.get_close_matches(Path(name).stem, [Path(file).stem for file in known], 1)
-    raise ConfigError(
-        f"no settings file {name}"
-        + (f"; did you mean {near[0]}.yaml?" if near else ".")
-        + f" Looked here, in configs/ and among the shipped recipes: {', '.join(known)}."
-    )
-
-
-def load(name: str | None, changes: Sequence[str] = ()) -> Config:
-    """The settings of the file `name` (the defaults if None) with each `section.key=value` of `changes` put on top."""
-    return load_with_origins(name, changes)[0]
-
-
-def load_with_origins(name: str | None, changes: Sequence[str] = ()) -> tuple[Config, dict[str, str]]:
-    """The settings, and for each `section.key` that is not a default the place that it came from."""
-    given: dict[str, dict[str, Any]] = {}
-    origins: dict[str, str] = {}
-    problems: list[str] = []
-    recipe = "default"
-    if name is not None:
-        path = find_file(name)
-        recipe = path.stem
-        for section, values in _read_file(path).items():
-            if section not in SECTIONS:
-                if len(problems) < MOST_TOLD:
-                    near = [name for name in SECTIONS if _edits(section, name) <= MOST_EDITS]
-                    meant = near[0] if near else _nearest(section, "")
-                hint = f"did you mean {meant}?" if meant else f"known are {', '.join(SECTIONS)}."
-                problems.append(f"unknown section {section} ({path}); {hint}")
-            elif not isinstance(values, Mapping | None):
-                problems.append(f"{section} ({path}) is {values!r}; expected settings below it (key: value).")
-            else:
-                given[section] = dict(values or {})
-                origins |= {f"{section}.{key}": str(path) for key in given[section]}
-    problems += _put_on_top(given, changes)
-    origins |= {change.partition("=")[0].strip(): "--set" for change in changes}
-    try:
-        config = _build(given, recipe, origins)
-    except ConfigError as error:
-        raise ConfigError(*problems, *error.problems) from None
-    if problems:
-        raise ConfigError(*problems)
-    return config, origins
-
-
-def change(config: Config, changes: Sequence[str]) -> Config:
-    """These settings with each `section.key=value` of `changes` put on top."""
-    given = {section: to_dict(getattr(config, section)) for section in SECTIONS}
-    problems = _put_on_top(given, changes)
-    if problems:
-        raise ConfigError(*problems)
-    return _build(given, config.recipe, {})
-
-
-def _put_on_top(given: dict[str, dict[str, Any]], changes: Sequence[str]) -> list[str]:
-    """Change raw values by `section.key=value`; returns what is wrong with the changes themselves."""
-    problems: list[str] = []
-    for change in changes:
-        key, equals, value = change.partition("=")
-        section, dot, name = key.strip().partition(".")
-        if not equals or not dot or section not in SECTIONS:
-            meant = _nearest(name or section, section if name else "") if len(problems) < MOST_TOLD else ""
-            hint = f" Did you mean {meant}?" if meant else f" Sections are {', '.join(SECTIONS)}."
-            problems.append(f"--set {change}: expected section.key=value.{hint}")
-            continue
-        try:
-            given.setdefault(section, {})[name] = _parse_yaml(value, f"--set {key}")
-        except ConfigError as error:
-            problems.extend(error.problems)
-    return problems
-
-
-def _read_file(path: Path) -> Mapping[str, Any]:
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}.") from error
-    if len(raw) > LARGEST_FILE:
-        raise ConfigError(f"{path} has {len(raw):,} bytes; a settings file has at most {LARGEST_FILE:,}.")
-    try:
-        text = raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8 (byte {error.start}).") from error
-    found = _parse_yaml(text, str(path))
-    if found is None:
-        return {}
-    if not isinstance(found, Mapping):
-        raise ConfigError(f"{path} holds {type(found).__name__} at its top; expected sections (model: ...).")
-    return found
-
-
-# ── writing and showing ─────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def to_dict(settings: Any) -> dict[str, Any]:
     """A section, or the whole Config, as plain values for JSON and YAML; tuples become lists."""
 
@@ -1002,59 +610,3 @@ def to_dict(settings: Any) -> dict[str, Any]:
         return value
 
     return {key: plain(value) for key, value in dataclasses.asdict(settings).items()}
-
-
-def from_dict(values: Mapping[str, Any]) -> Config:
-    """The Config that `to_dict` was given."""
-    if not isinstance(values, Mapping) or not all(isinstance(values.get(name, {}), Mapping) for name in SECTIONS):
-        raise ConfigError("these are no settings: expected sections with settings below them.")
-    return _build({k: v for k, v in values.items() if k in SECTIONS}, str(values.get("recipe", "default")), {})
-
-
-def sentences(kind: type[Any]) -> dict[str, str]:
-    """What stands below each setting of a section, as one line, read from this file's own source."""
-    body = ast.parse(inspect.getsource(kind)).body[0]
-    assert isinstance(body, ast.ClassDef)
-    return {
-        line.target.id: " ".join(text.value.value.split())
-        for line, text in zip(body.body, body.body[1:], strict=False)
-        if isinstance(line, ast.AnnAssign)
-        and isinstance(line.target, ast.Name)
-        and isinstance(text, ast.Expr)
-        and isinstance(text.value, ast.Constant)
-        and isinstance(text.value.value, str)
-    }
-
-
-def show(config: Config, origins: Mapping[str, str]) -> Iterator[str]:
-    """The lines of a YAML file that has every setting, its sentence, and where a value that is no default came from."""
-    for section, kind in SECTIONS.items():
-        yield f"{section}:  # {inspect.getdoc(kind)}"
-        told, values, kind_of = sentences(kind), to_dict(getattr(config, section)), kinds(kind)
-        for key, value in values.items():
-            text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10**6)
-            source = origins.get(f"{section}.{key}")
-            # Names the origin first, so that what a recipe changes is seen at a glance.
-            kind_told = "" if kind_of[key] == "result" else f" ({kind_of[key]})"
-            yield f"  # {told[key]}{kind_told}" + (f"  [{source}]" if source else "")
-            yield f"  {key}: {text.removesuffix('...' + chr(10)).strip()}"
-        yield ""
-
-
-def differences(old: Any, new: Any) -> list[str]:
-    """`section.key: old -> new` for each setting that two nested dicts have different."""
-
-    def flat(value: Any, path: str) -> dict[str, Any]:
-        if isinstance(value, Mapping) and value:
-            return {
-                k: v for key, item in value.items() for k, v in flat(item, f"{path}.{key}" if path else key).items()
-            }
-        return {path: value}
-
-    left, right = flat(old, ""), flat(new, "")
-    absent = object()
-    return [
-        f"{key}: {left.get(key, '(absent)')} -> {right.get(key, '(absent)')}"
-        for key in sorted(left.keys() | right.keys())
-        if left.get(key, absent) != right.get(key, absent)
-    ]
