@@ -393,8 +393,8 @@ def test_a_failed_proof_is_exit_code_one(
     monkeypatch: pytest.MonkeyPatch, outcomes: tuple[str, str], code: int, as_json: bool
 ) -> None:
     found = {name: Check(outcome, "a figure", 1.5) for name, outcome in zip(PROOFS, outcomes, strict=False)}
-    monkeypatch.setattr(doctor, "examine", lambda *_: found)
-    monkeypatch.setattr(engine, "run", lambda *_: [])
+    monkeypatch.setattr(doctor, "run_checks", lambda *_: found)
+    monkeypatch.setattr(engine, "run", lambda build, upto: build())
     done = CliRunner().invoke(app, ["doctor", "-c", "demo", "--device", "cpu", *(["--json"] if as_json else [])])
     assert done.exit_code == code
     if as_json:
@@ -413,7 +413,7 @@ def test_in_an_empty_folder_it_takes_the_corpus_that_ships_with_nmt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(doctor, "examine", lambda *_: {name: Check("passed", "") for name in PROOFS})
+    monkeypatch.setattr(doctor, "run_checks", lambda *_: {name: Check("passed", "") for name in PROOFS})
     done = CliRunner().invoke(app, ["doctor", "--json", "--device", "cpu"])
     assert done.exit_code == 0, done.exception
     assert json.loads(done.stdout)["corpus"] == "mini"

@@ -208,7 +208,7 @@ def test_a_stage_with_a_result_goes_on_in_its_own_folder(street: Street) -> None
 def test_run_stops_after_the_wanted_stage_and_refuses_an_unknown_one(street: Street) -> None:
     run(street, "count")
     assert street.acted == ["upper", "count"]
-    with pytest.raises(ConfigError, match="no stage counts; the street has upper, count, report"):
+    with pytest.raises(ConfigError, match="no stage counts; the pipeline has upper, count, report"):
         run(street, "counts")
 
 

@@ -234,7 +234,7 @@ def test_a_beam_that_never_finishes_returns_its_best_live_hypothesis(beam):
 )
 def test_a_result_does_not_depend_on_the_neighbours(seeds, dtype, ties, data):
     limits = [1 + seed % 9 for seed in seeds]
-    prefixes = [data.sample_token(st.lists(st.sampled_from(WORDS), max_size=2)) for _ in seeds]
+    prefixes = [data.draw(st.lists(st.sampled_from(WORDS), max_size=2)) for _ in seeds]
 
     def each(rows, beam, how):
         decoder = TableDecoder([seeds[i] for i in rows], beam, dtype=dtype, ties=ties)

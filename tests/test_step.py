@@ -148,7 +148,7 @@ class Alone:
 
 def test_of_two_processes_one_computes_its_share_and_counts_a_borrowed_micro_batch_for_nothing(data, monkeypatch):
     """DDP takes the mean of the gradients, so each process gives twice its part of the sum; see batching.share."""
-    monkeypatch.setattr(step, "parallelize", lambda model, world: model)
+    monkeypatch.setattr(step, "wrap_ddp", lambda model, world: model)
     monkeypatch.setattr(Trainer, "no_sync", lambda self: step.contextlib.nullcontext())
     changes = ("model.dropout=0", "optim.clip_norm=0", "runtime.device_tokens=5000")
     update = np.array([0, 1, 2])
@@ -189,7 +189,7 @@ def test_gradients_are_exchanged_in_the_last_micro_batch_alone(data, monkeypatch
         seen.append(bool(inside))
         return forward(self, *ids)
 
-    monkeypatch.setattr(step, "parallelize", lambda model, world: model)
+    monkeypatch.setattr(step, "wrap_ddp", lambda model, world: model)
     monkeypatch.setattr(step.TrainingModel, "no_sync", lambda self: no_sync(), raising=False)
     monkeypatch.setattr(step.TrainingModel, "forward", looking)
     trainer = build(world=Alone())
@@ -209,7 +209,7 @@ def test_several_processes_exchange_gradients_twice_before_the_first_step(data, 
         yield
         alone.clear()
 
-    monkeypatch.setattr(step, "parallelize", lambda model, world: model)
+    monkeypatch.setattr(step, "wrap_ddp", lambda model, world: model)
     monkeypatch.setattr(Trainer, "no_sync", not_exchanged)
     monkeypatch.setattr(step, "_pass", lambda trainer, data, pairs: passes.append((len(pairs) > 1, not alone)))
     two = Alone()
@@ -309,7 +309,7 @@ def test_the_source_has_its_own_embedding_where_the_vocabularies_are_two(joint, 
 )
 def test_auto_begins_with_what_one_process_has_of_an_update_and_a_quarter_for_padding(monkeypatch, tokens, size, limit):
     as_on_a_gpu(monkeypatch)
-    monkeypatch.setattr(step, "parallelize", lambda model, world: model)
+    monkeypatch.setattr(step, "wrap_ddp", lambda model, world: model)
     assert build(f"runtime.device_tokens={tokens}", world=World(0, size, torch.device("cpu"))).device_tokens == limit
 
 

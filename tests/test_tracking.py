@@ -131,12 +131,12 @@ def test_a_clock_that_is_set_back_makes_no_negative_rate_or_time(tmp_path, monke
 
 
 WALL_CLOCK = {
-    ("pipeline.py", "cached_hashes"): "compares with a file's modification time",
-    ("pipeline.py", "_sweep"): "compares with a folder's modification time",
-    ("tracking.py", "_write"): "says when, not how long",
-    ("provenance.py", "provenance"): "says when, not how long",
-    ("launch.py", "write_error_file"): "is compared between processes, which have no other clock in common",
-    ("launch.py", "_wait"): "compares with what leave_word wrote",
+    ("engine.py", "cached_hashes"): "compares with a file's modification time",
+    ("engine.py", "_sweep"): "compares with a folder's modification time",
+    ("metrics_logger.py", "_write"): "says when, not how long",
+    ("opening.py", "provenance"): "says when, not how long",
+    ("launcher.py", "write_error_file"): "is compared between processes, which have no other clock in common",
+    ("launcher.py", "_wait"): "compares with what write_error_file wrote",
 }
 
 

@@ -461,7 +461,7 @@ def word(monkeypatch, tmp_path):
 )
 def test_a_failure_is_written_down_with_its_process_step_and_kind(tmp_path, word, error, told):
     (tmp_path / "status.json").write_text('{"state": "running", "step": 7}')
-    assert record_failure(tmp_path, a_world(0, 2), 1234, error) is error
+    assert record_failure(RunDir(tmp_path), a_world(0, 2), 1234, error) is error
     assert state(tmp_path) == {"state": "failed", "step": 7}
     assert word()["message"] == told
 
@@ -469,38 +469,38 @@ def test_a_failure_is_written_down_with_its_process_step_and_kind(tmp_path, word
 @pytest.mark.parametrize("error", [Preempted("stopped", 143), KeyboardInterrupt(), SystemExit(1)])
 def test_an_end_that_was_asked_for_is_no_failure(tmp_path, word, error):
     (tmp_path / "status.json").write_text('{"state": "running", "step": 7}')
-    assert record_failure(tmp_path, a_world(0, 2), 7, error) is error
+    assert record_failure(RunDir(tmp_path), a_world(0, 2), 7, error) is error
     assert state(tmp_path) == {"state": "preempted", "step": 7}
     assert word() is None
 
 
 def test_one_process_alone_leaves_no_word_and_others_than_the_first_write_no_status(tmp_path, word):
     (tmp_path / "status.json").write_text('{"state": "running"}')
-    record_failure(tmp_path, a_world(0, 1), 7, NmtError("x"))
+    record_failure(RunDir(tmp_path), a_world(0, 1), 7, NmtError("x"))
     assert word() is None
     (tmp_path / "status.json").write_text('{"state": "running"}')
-    record_failure(tmp_path, a_world(1, 2), 7, NmtError("x"))
+    record_failure(RunDir(tmp_path), a_world(1, 2), 7, NmtError("x"))
     assert state(tmp_path) == {"state": "running"}
     assert word()["message"].startswith("process 1 of 2")
-    ended = record_failure(tmp_path, a_world(1, 2), 7, Preempted("stopped", 143))
+    ended = record_failure(RunDir(tmp_path), a_world(1, 2), 7, Preempted("stopped", 143))
     assert isinstance(ended, SystemExit)
     assert ended.code == Preempted("stopped", 143).exit_code, "one process has told it for all"
 
 
 def test_an_end_before_there_is_a_status_keeps_its_own_reason(tmp_path):
     error = NmtError("the disk is full")
-    assert record_failure(tmp_path / "none", a_world(0, 1), 0, error) is error
+    assert record_failure(RunDir(tmp_path / "none"), a_world(0, 1), 0, error) is error
 
 
 def test_lost_contact_is_told_as_a_consequence(tmp_path, word, monkeypatch):
     (tmp_path / "status.json").write_text('{"state": "running"}')
     monkeypatch.setattr(training, "is_lost_contact", lambda error: isinstance(error, RuntimeError))
     monkeypatch.setattr("nmt.distributed.launcher.time.time", lambda: 1000.0)
-    ended = record_failure(tmp_path, a_world(0, 2), 7, RuntimeError("Connection closed by peer\nmore"))
+    ended = record_failure(RunDir(tmp_path), a_world(0, 2), 7, RuntimeError("Connection closed by peer\nmore"))
     assert isinstance(ended, LostContact)
     assert str(ended) == "lost contact with the other processes: Connection closed by peer"
     later = float(word()["extraInfo"]["timestamp"])
-    record_failure(tmp_path, a_world(0, 2), 7, NmtError("a cause"))
+    record_failure(RunDir(tmp_path), a_world(0, 2), 7, NmtError("a cause"))
     assert later > float(word()["extraInfo"]["timestamp"]), "so the cause is shown and not this"
 
 
@@ -518,12 +518,12 @@ def test_what_was_saved_is_what_goes_on(paths, tmp_path):
     with Saver(trainer, RunDir(tmp_path)) as saver:
         saver.save(progress)
     assert state(tmp_path) == {"state": "running", **asdict(progress)}
-    loaded = resume(other, tmp_path, None)
+    loaded = resume(other, RunDir(tmp_path), None)
     assert loaded == replace(progress, loss_scale=1024.0, scale_steps=6)
     assert (other.scaler.get_scale(), other.scaler.state_dict()["_growth_tracker"]) == (1024.0, 6)
     assert equal(*(dict(one.model.state_dict()) for one in (trainer, other)))
     assert equal(*(checkpoint.optimizer_tensors(one.optimizer, one.model) for one in (trainer, other)))
-    assert resume(other, tmp_path / "none", None) == Progress()
+    assert resume(other, RunDir(tmp_path / "none"), None) == Progress()
 
 
 def test_only_the_newest_checkpoints_are_kept(paths, tmp_path):
@@ -546,18 +546,18 @@ def test_only_the_first_process_writes(paths, tmp_path):
 def test_weights_of_another_shape_or_without_the_vocabulary_are_refused(paths, finished, tmp_path):
     wide = Trainer.build(settings("model.d_model=32"), ALONE, (340, 340))
     with pytest.raises(CheckpointError, match="do not fit this model and vocabulary"):
-        resume(wide, tmp_path, finished.run)
+        resume(wide, RunDir(tmp_path), finished.run)
 
 
 def test_weights_are_taken_with_their_own_vocabulary_alone(finished, tmp_path):
     trainer, mine = Trainer.build(settings(), ALONE, (340, 340)), tmp_path / "tokenizer" / "joint.model"
     mine.parent.mkdir()
     mine.write_bytes((finished.run / "tokenizer" / "joint.model").read_bytes())
-    assert resume(trainer, tmp_path, finished.run) == Progress()
+    assert resume(trainer, RunDir(tmp_path), finished.run) == Progress()
     assert equal(dict(trainer.model.state_dict()), checkpoint.load(finished.run / "final")[0])
     mine.write_bytes(b"another")
     with pytest.raises(CheckpointError, match="has another vocabulary"):
-        resume(trainer, tmp_path, finished.run)
+        resume(trainer, RunDir(tmp_path), finished.run)
 
 
 def test_a_training_says_what_it_goes_on_from_and_that_it_is_finished(paths, finished, caplog):

@@ -34,8 +34,8 @@ def plan(
     build = partial(stages.build_stages, loaded)
     if measure:
         engine.run(build, "encode")
-    made = build()
     try:
+        made = build()
         data = planning.look_at_data(loaded, list(made.clean.reads.values()), made.clean.writes, made.encode.writes)
     except DataError as error:
         log.info("%s", error)
@@ -49,7 +49,7 @@ def plan(
         gpu = gpu_of(choose_device(device))
     found = planning.make_plan(loaded, data, kind, gpu)
     if measure:
-        found["measured"] = planning.measure(loaded, made.encode.writes, device)
+        found["measured"] = planning.measure(loaded, build().encode.writes, device)
     print_result(found, planning.plan_lines(found), as_json)
 
 
