@@ -10,6 +10,7 @@ import pytest
 from forked import nmt
 from nmt import config
 from nmt.errors import ConfigError
+from nmt.runs.identity import FORMAT
 
 OLD = {
     "data": "corpus src tgt",
@@ -155,8 +156,8 @@ def old_run(pipeline_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
         ("eval --run runs/tiny.en-zh", "another version of nmt (unknown setting bpe.coverage"),
         ("info runs/tiny.en-zh", "another version of nmt (unknown setting bpe.coverage"),
         ("average runs/tiny.en-zh", "another version of nmt (unknown setting bpe.coverage"),
-        ("train -c tiny.yaml", "identity.json has format 3, this nmt reads 4; start over with nmt train --fresh"),
-        ("run -c tiny.yaml", "identity.json has format 3, this nmt reads 4; start over with nmt train --fresh"),
+        ("train -c tiny.yaml", f"identity.json has format 3, this nmt reads {FORMAT}; start over with nmt train"),
+        ("run -c tiny.yaml", f"identity.json has format 3, this nmt reads {FORMAT}; start over with nmt train"),
         ("train -c tiny.yaml --name new --init-from runs/tiny.en-zh", "another version of nmt (unknown setting"),
     ],
 )
