@@ -234,7 +234,8 @@ def test_the_site_builds_without_a_warning_and_all_of_its_links_lead_somewhere(t
     done = build(DOCS, tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     pages = {path: Page(path.read_text(encoding="utf-8")) for path in tmp_path.rglob("*.html")}
-    assert {tmp_path / "index.html", tmp_path / "zh/paper.html", tmp_path / "source/nmt/model.html"} <= pages.keys()
+    sources = {f"source/{name.replace('.', '/')}.html" for name in reference.source_files(ROOT / "src/nmt")}
+    assert {tmp_path / name for name in ("index.html", "zh/paper.html", *sources)} <= pages.keys()
     for path, page in pages.items():
         for target in page.links | page.loads:
             parts = urlsplit(target)
