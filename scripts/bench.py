@@ -33,7 +33,7 @@ SRC = ROOT / "src"
 sys.path.insert(0, str(SRC))
 
 # It loads no torch, whose pages would be shared with what is measured.
-from nmt.launch import die_with_parent, family  # noqa: E402
+from nmt.distributed.launcher import die_with_parent, family  # noqa: E402
 
 execute = partial(subprocess.run, check=True, preexec_fn=die_with_parent)
 """Runs a command to a good end; it ends with this process, even if that is killed."""
@@ -165,7 +165,7 @@ def train_nmt(args: argparse.Namespace, processes: int, words: Sequence[str], *,
     command = [str(Path(__file__).resolve()), "_worker", str(report), str(args.warmup), str(int(exchange))]
     command += ["--fresh", *sets([*words, f"optim.max_steps={args.warmup + args.updates}"]), "--device", args.device]
     # A single process is launched too: it is a world of one, and gets all cores as threads.
-    code = f"import sys; from nmt.launch import launch; sys.exit(launch(sys.argv[1:], {processes}))"
+    code = f"import sys; from nmt.distributed.launcher import launch; sys.exit(launch(sys.argv[1:], {processes}))"
     execute([sys.executable, "-c", code, *command], cwd=args.work, env=environment())
     return json.loads(report.read_text())
 
@@ -175,10 +175,10 @@ def worker(report: Path, warmup: int, exchange: bool, words: Sequence[str]) -> N
 
     Without `exchange` DDP is told not to synchronise, which shows what the exchange of gradients takes.
     """
-    from nmt import training
     from nmt.cli import main
+    from nmt.training import loop
 
-    take_step, rows = training.train_step, []
+    take_step, rows = loop.train_step, []
 
     def timed(trainer, *given):
         alone = not exchange and trainer.world.size > 1
@@ -187,7 +187,7 @@ def worker(report: Path, warmup: int, exchange: bool, words: Sequence[str]) -> N
         if trainer.world.device.type == "cuda":
             stats.grad_norm.item()
         rows.append((time.perf_counter(), stats))
-        if trainer.world.leads and len(rows) > warmup:
+        if trainer.world.is_main and len(rows) > warmup:
             timed_rows = [stats for _, stats in rows[warmup:]]
             seconds, tokens, count = (
                 rows[-1][0] - rows[warmup - 1][0],
@@ -200,7 +200,7 @@ def worker(report: Path, warmup: int, exchange: bool, words: Sequence[str]) -> N
             report.write_text(json.dumps(found))
         return stats
 
-    training.train_step = timed
+    loop.train_step = timed
     sys.argv = ["nmt", "train", *words]
     main()
 
@@ -325,8 +325,8 @@ def decode_worker(run: Path, source: Path, forced: int, batch: int, precision: s
     """Load, translate a few lines, then all of them by the clock."""
     from dataclasses import replace
 
-    from nmt.provenance import read_config
-    from nmt.translation import Options, Translator
+    from nmt.decoding.translator import Options, Translator
+    from nmt.runs.run_dir import read_config
 
     # The rule to stop and the length penalty that the peers have.
     peers = {"beam": 4, "alpha": 1.0, "length_penalty": "power", "patience": 1.0}

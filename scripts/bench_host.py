@@ -24,14 +24,14 @@ import torch
 from torch import Tensor, nn
 
 from nmt.config import load
-from nmt.dataset import FORMAT, ParallelDataset, open_dataset
-from nmt.distributed import World
-from nmt.prefetch import Prefetch
-from nmt.provenance import TrainPaths
-from nmt.step import Trainer, Update, largest, train_step
-from nmt.training import AHEAD, Place, header, prepared, updates
-from nmt.validation import Progress
-from nmt.watch import Skips
+from nmt.data.dataset import FORMAT, ParallelDataset, open_dataset
+from nmt.data.prefetch import Prefetch
+from nmt.distributed.world import World
+from nmt.runs.identity import TrainPaths
+from nmt.training.loop import AHEAD, Place, header, prepared, updates
+from nmt.training.step import Trainer, Update, train_step, worst_case_batch
+from nmt.training.validation import Progress
+from nmt.training.watchdog import SkippedSteps
 
 VOCAB = 32_000
 MEAN = 25
@@ -116,7 +116,7 @@ def measured(folder: Path, args: argparse.Namespace) -> dict[str, float]:
     data = open_dataset(folder, "train", "en", "zh")
     found = {"seconds_to_open": time.perf_counter() - begun}
     header(trainer, data, folder)
-    largest(trainer, data)
+    worst_case_batch(trainer, data)
     with Prefetch(coming(trainer, data, folder), AHEAD) as ahead:
         next(ahead)
         found["seconds_to_first_batch"] = time.perf_counter() - begun
@@ -136,7 +136,7 @@ def coming(trainer: Trainer, data: ParallelDataset, folder: Path) -> Iterator[tu
 
 def steps(trainer: Trainer, them: Iterator[tuple[Update, Place]], args: argparse.Namespace) -> float:
     """Milliseconds of the host in a step, the median."""
-    skips, times = Skips(), []
+    skips, times = SkippedSteps(), []
     for step in range(1, args.steps + 1):
         time.sleep(args.device_ms / 1e3)
         begun = time.perf_counter()

@@ -25,7 +25,7 @@ from importlib import import_module
 from pathlib import Path
 
 from gpu_report import Report, Setting, explained
-from nmt.distributed import choose_device
+from nmt.distributed.world import choose_device
 
 PARTS = {
     "correct": "gpu_correct",

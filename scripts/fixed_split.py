@@ -19,7 +19,7 @@ from pathlib import Path
 from opencc import OpenCC
 
 from nmt.errors import DataError, NmtError
-from nmt.text import read_lines, write_lines
+from nmt.io import read_lines, write_lines
 
 LIST = Path(__file__).with_suffix(".tsv")
 

@@ -12,13 +12,13 @@ import torch
 from torch.nn import functional as F
 
 from gpu_report import SMALL, Report, Setting, recipe, relative, synthetic, translate, updates_of
-from nmt import checkpoint
-from nmt.batching import collate
 from nmt.config import Config
-from nmt.loss import label_smoothed_loss
-from nmt.model import Transformer
-from nmt.step import Trainer, TrainingModel, prepare, train_step
-from nmt.symbols import PAD
+from nmt.data.batching import collate
+from nmt.model.loss import label_smoothed_loss
+from nmt.model.transformer import Transformer
+from nmt.runs import checkpoint
+from nmt.special_tokens import PAD
+from nmt.training.step import Trainer, TrainingModel, prepare, train_step
 
 VARIANTS = {
     "paper": (),

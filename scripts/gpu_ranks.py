@@ -15,9 +15,9 @@ from pathlib import Path
 from torch import distributed, multiprocessing
 
 from gpu_report import Report, Setting, recipe, synthetic, updates_of
-from nmt import checkpoint
-from nmt.distributed import World, choose_device
-from nmt.step import Trainer, prepare, rehearse, train_step
+from nmt.distributed.world import World, choose_device
+from nmt.runs import checkpoint
+from nmt.training.step import Trainer, prepare, probe_memory, train_step
 
 STEPS = 6
 
@@ -74,7 +74,7 @@ def losses_of(world: World, tiny: bool, *, compiled: bool) -> tuple[list[float],
     exact = (*exact, "model.layers=2")
     config = recipe("base.yaml", *sizes, *exact, tiny=tiny)
     data = synthetic(size // 4, vocab, mean=8 if tiny else 25)
-    trainer = rehearse(Trainer.build(config, world, (vocab, vocab)), data)
+    trainer = probe_memory(Trainer.build(config, world, (vocab, vocab)), data)
     losses = []
     for step, update in enumerate(islice(cycle(updates_of(data, config)), STEPS), 1):
         stats = train_step(trainer, prepare(trainer, data, update), step)

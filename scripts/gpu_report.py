@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nmt.batching import Numbers, plan_epoch
 from nmt.config import Config, load
-from nmt.dataset import Column, ParallelDataset
-from nmt.distributed import World
-from nmt.model import Transformer
-from nmt.search import Hypothesis, beam_search, greedy_search
-from nmt.symbols import EOS, PAD
+from nmt.data.batching import Numbers, plan_epoch
+from nmt.data.dataset import Column, ParallelDataset
+from nmt.decoding.search import Hypothesis, beam_search, greedy_search
+from nmt.distributed.world import World
+from nmt.model.transformer import Transformer
+from nmt.special_tokens import EOS, PAD
 
 PAPER_VOCAB = 37_000
 """Pieces of the paper's English-German vocabulary."""

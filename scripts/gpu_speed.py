@@ -13,22 +13,23 @@ import numpy as np
 import torch
 
 from gpu_report import PAPER_VOCAB, Report, Setting, recipe, synthetic, updates_of
-from nmt import loss, training
-from nmt.auto import Gpu, translate_tokens
 from nmt.config import Config
 from nmt.corpus import Normaliser
-from nmt.dataset import ParallelDataset
-from nmt.distributed import gpu_of
-from nmt.loss import label_smoothed_loss
-from nmt.model import Transformer
-from nmt.provenance import TrainPaths
-from nmt.sizes import training_flops
-from nmt.step import Nowhere, Trainer, prepare, train_step
-from nmt.symbols import EOS
-from nmt.tracking import Tracker
-from nmt.translation import Options, Translator
-from nmt.validation import DevSet, Progress
-from nmt.watch import Stop
+from nmt.data.dataset import ParallelDataset
+from nmt.decoding.translator import Options, Translator
+from nmt.distributed.gpu_defaults import Gpu, translate_tokens
+from nmt.distributed.world import gpu_of
+from nmt.model import loss
+from nmt.model.flops import training_flops
+from nmt.model.loss import label_smoothed_loss
+from nmt.model.transformer import Transformer
+from nmt.runs.identity import TrainPaths
+from nmt.special_tokens import EOS
+from nmt.training import loop as training
+from nmt.training.metrics_logger import MetricsLogger
+from nmt.training.step import NoHeartbeat, Trainer, prepare, train_step
+from nmt.training.validation import DevSet, Progress
+from nmt.training.watchdog import GracefulShutdown
 
 NEVER = "1000000000"
 
@@ -70,7 +71,7 @@ def pairs(report: Report, at: Setting) -> None:
     report.add("peak memory of the process", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, "GiB")
 
 
-class FirstStep(Nowhere):
+class FirstStep(NoHeartbeat):
     """Notes when the first step of a training begins to compute."""
 
     def __init__(self) -> None:
@@ -93,7 +94,7 @@ class Training:
     def __post_init__(self) -> None:
         self.first = FirstStep()
         trainer = Trainer.build(self.config, self.at.world, (self.at.vocab, self.at.vocab), self.first)
-        self.trainer, self.progress = training.make_room(trainer, self.data, Progress())
+        self.trainer, self.progress = training.fit_memory(trainer, self.data, Progress())
         # Of the dev set the loss alone is asked for, so nobody needs a tokenizer.
         dev = synthetic(16, self.at.vocab, seed=9)
         self.dev = DevSet(dev, [], [], (None, None), None)  # type: ignore[arg-type]
@@ -109,8 +110,8 @@ class Training:
             ),
         )
         paths = TrainPaths(clean=self.run, bpe=self.run, encode=self.run, run=self.run)
-        tracker = Tracker(self.run, first_step=self.progress.step, last_step=last, writes=True)
-        with Stop(self.at.world) as stop, tracker, mock.patch.object(training.Saver, "save"):
+        tracker = MetricsLogger(self.run, first_step=self.progress.step, last_step=last, writes=True)
+        with GracefulShutdown(self.at.world) as stop, tracker, mock.patch.object(training.Saver, "save"):
             self.progress = training.loop(self.trainer, paths, self.data, self.dev, self.progress, tracker, stop)
         rows = [json.loads(line) for line in (self.run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
         return next(row for row in reversed(rows) if row["kind"] == "train")

@@ -10,14 +10,14 @@ from itertools import islice
 from pathlib import Path
 
 from gpu_report import Report, Setting, recipe
-from nmt.dataset import open_dataset
-from nmt.provenance import TrainPaths
-from nmt.scoring import bleu
-from nmt.step import Trainer, prepare, train_step
-from nmt.text import read_lines
-from nmt.tokenizer import load_tokenizers
-from nmt.training import Progress, train_model, updates
-from nmt.translation import Translator
+from nmt.data.dataset import open_dataset
+from nmt.data.tokenizer import load_tokenizers
+from nmt.decoding.translator import Translator
+from nmt.evaluation.metrics import bleu
+from nmt.io import read_lines
+from nmt.runs.identity import TrainPaths
+from nmt.training.loop import Progress, train_model, updates
+from nmt.training.step import Trainer, prepare, train_step
 
 
 def train(report: Report, at: Setting) -> None:

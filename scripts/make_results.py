@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nmt import pipeline, stages
 from nmt.errors import DataError, NmtError
-from nmt.provenance import read_config
-from nmt.runs import RUNS
-from nmt.text import read_lines, read_object
+from nmt.io import read_lines, read_object
+from nmt.pipeline import engine, stages
+from nmt.runs.run_dir import RUNS, read_config
 
 LEFT, RIGHT = (
     ("split", "direction"),
@@ -51,7 +50,7 @@ def read_result(split: str, run: Path) -> Result:
     if run.resolve().parent != RUNS.resolve():
         raise DataError(f"{run} is not in {RUNS}/ of this folder, so it is not known whether it is up to date.")
     config, provenance = read_config(run), read_object(run / "provenance.json")
-    states = pipeline.status(stages.street(config, run.name))
+    states = engine.status(stages.build_stages(config, run.name))
     if outdated := [state for state in states if state.word != "fresh"]:
         raise DataError(f"{run} is not up to date ({outdated[0]}); finish it with nmt run.")
     final, status = read_object(run / "final" / "state.json"), read_object(run / "status.json")

@@ -93,7 +93,7 @@ class Draw(dict[str, Phrase]):
     def adjective(self, choice: Sequence[Row] = (*words.PLAIN, *words.FULL)) -> Row:
         return self.pick(choice) if self.chance() < 0.5 else ("", "")
 
-    def agreed(self, verb: str) -> str:
+    def requested(self, verb: str) -> str:
         """The verb in the present, as the subject `who` (or the question "Who") wants it."""
         return third_person(verb) if "who" not in self or self["who"].do == "does" else verb
 
@@ -221,15 +221,15 @@ class Draw(dict[str, Phrase]):
 
     def act(self) -> Phrase:
         verb, ing, rest, zh = self.pick(words.ACTIVITIES)
-        return Phrase(f"{verb} {rest}", zh, ing=f"{ing} {rest}", agreed=f"{self.agreed(verb)} {rest}")
+        return Phrase(f"{verb} {rest}", zh, ing=f"{ing} {rest}", requested=f"{self.requested(verb)} {rest}")
 
     def can(self) -> Phrase:
         en, zh = self.pick(words.MODALS)
-        return Phrase(self.agreed(en) if en.startswith(("want", "need", "do ")) else en, zh)
+        return Phrase(self.requested(en) if en.startswith(("want", "need", "do ")) else en, zh)
 
     def opinion(self) -> Phrase:
         en, zh = self.pick(words.OPINIONS)
-        return Phrase(en, zh, agreed=self.agreed(en))
+        return Phrase(en, zh, requested=self.requested(en))
 
     def deed(self) -> Phrase:
         en, past, zh = self.pick(words.DEEDS)

@@ -47,11 +47,11 @@ def convert(run: Path, out: Path) -> None:
 
     def attention(place, name, norm_name, crossing=False):
         if crossing:
-            linear(place.linear[0], f"{name}.query")
-            linear(place.linear[1], f"{name}.key_value")
+            linear(place.linear[0], f"{name}.q_proj")
+            linear(place.linear[1], f"{name}.kv_proj")
         else:
-            linear(place.linear[0], f"{name}.query", f"{name}.key_value")
-        linear(place.linear[-1], f"{name}.output")
+            linear(place.linear[0], f"{name}.q_proj", f"{name}.kv_proj")
+        linear(place.linear[-1], f"{name}.out_proj")
         norm(place.layer_norm, norm_name)
 
     # Our sinusoids are interleaved and begin at position 0, CTranslate2's own are neither.
@@ -67,12 +67,12 @@ def convert(run: Path, out: Path) -> None:
             norm(side.layer_norm, "encoder_norm" if layers == "encoder" else "decoder_norm")
         for number, layer in enumerate(side.layer):
             here = f"{layers}.{number}"
-            attention(layer.self_attention, f"{here}.attention", f"{here}.residuals.0.norm")
+            attention(layer.self_attention, f"{here}.attention", f"{here}.sublayers.0.norm")
             if layers == "decoder_layers":
-                attention(layer.attention, f"{here}.cross_attention", f"{here}.residuals.1.norm", crossing=True)
-            linear(layer.ffn.linear_0, f"{here}.feed_forward.inner")
-            linear(layer.ffn.linear_1, f"{here}.feed_forward.output")
-            norm(layer.ffn.layer_norm, f"{here}.residuals.{2 if layers == 'decoder_layers' else 1}.norm")
+                attention(layer.attention, f"{here}.cross_attention", f"{here}.sublayers.1.norm", crossing=True)
+            linear(layer.ffn.linear_0, f"{here}.feed_forward.fc1")
+            linear(layer.ffn.linear_1, f"{here}.feed_forward.fc2")
+            norm(layer.ffn.layer_norm, f"{here}.sublayers.{2 if layers == 'decoder_layers' else 1}.norm")
     spec.decoder.projection.weight = weights["embedding.weight"]
     pieces = sentencepiece.SentencePieceProcessor(model_file=str(run / "tokenizer" / "joint.model"))
     vocabulary = [pieces.id_to_piece(number) for number in range(pieces.get_piece_size())]

@@ -73,7 +73,7 @@ eval: {bootstrap: 0}
 
 
 @pytest.fixture(scope="session")
-def walked_street(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def pipeline_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `tiny.yaml` whose street was walked once; copy it before changing anything."""
     from forked import nmt
 

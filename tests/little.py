@@ -21,14 +21,14 @@ import sentencepiece
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from nmt import checkpoint
 from nmt.cli import main
 from nmt.config import Config, ModelConfig, TranslateConfig, to_dict
 from nmt.corpus import Normaliser
-from nmt.loss import label_smoothed_loss
-from nmt.model import Transformer
-from nmt.symbols import BOS, EOS, PAD
-from nmt.tokenizer import Tokenizer
+from nmt.data.tokenizer import Tokenizer
+from nmt.model.loss import label_smoothed_loss
+from nmt.model.transformer import Transformer
+from nmt.runs import checkpoint
+from nmt.special_tokens import BOS, EOS, PAD
 
 KNOWN = {
     "The cat sat on the mat.": "猫坐在垫子上。",

@@ -19,13 +19,13 @@ from nmt.config import CleanConfig
 from nmt.corpus import Normaliser
 from nmt.corpus.cleaning import clean_chunk
 from nmt.corpus.reading import Chunk
+from nmt.decoding.translator import Translator
 from nmt.errors import ConfigError
-from nmt.text import decode_line, read_lines
-from nmt.translation import Translator
+from nmt.io import decode_line, read_lines
 
 LEVELS = pytest.mark.parametrize("examples", [25, pytest.param(500, marks=pytest.mark.slow)])
 
-NASTY = [
+EDGE_CASES = [
     *(
         b"",
         b" ",
@@ -73,7 +73,7 @@ NASTY = [
 ]
 """Lines that broke some reader, tokenizer or search once."""
 
-LINE = st.sampled_from(NASTY) | st.binary(max_size=40) | st.text(max_size=30).map(lambda text: text.encode())
+LINE = st.sampled_from(EDGE_CASES) | st.binary(max_size=40) | st.text(max_size=30).map(lambda text: text.encode())
 TEXT = st.tuples(st.lists(LINE, max_size=12), st.sampled_from([b"\n", b"\r\n"]), st.booleans()).map(
     lambda parts: parts[1].join(parts[0]) + (parts[1] if parts[2] else b"")
 )
@@ -100,7 +100,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def test_an_error_that_nmt_does_not_know_goes_up() -> None:
     # What every other test here rests on.
-    with mock.patch("nmt.cli.text.read_config", side_effect=RuntimeError("a bug")), pytest.raises(RuntimeError):
+    with mock.patch("nmt.cli.translate.read_config", side_effect=RuntimeError("a bug")), pytest.raises(RuntimeError):
         nmt("translate", "--run", "some")
 
 
@@ -255,7 +255,7 @@ def test_any_encoding_is_refused_or_reads_any_bytes(encoding: str) -> None:
         return
     draw = random.Random(encoding)
     lines = [draw.randbytes(draw.randrange(60)).replace(b"\n", b"") for _ in range(40)]
-    lines += [b"+AAo-+AAk-x+AAo-", b"\\u000a\\ud800\t\\x0a", b"~{<:\t~~", b"\x1b$B\t\x1b(B", *NASTY]
+    lines += [b"+AAo-+AAk-x+AAo-", b"\\u000a\\ud800\t\\x0a", b"~{<:\t~~", b"\x1b$B\t\x1b(B", *EDGE_CASES]
     for line in lines:
         assert isinstance(decode_line(line, first=False, encoding=encoding)[0], str)
     found = clean_chunk(
@@ -289,9 +289,9 @@ def test_a_line_of_a_megabyte_is_dropped_by_its_length_and_counted(tmp_path: Pat
 STUB = """
 import resource, sys
 from pathlib import Path
-from nmt.search import Hypothesis
-from nmt.translate_files import translate_file
-from nmt.translation import Translator
+from nmt.decoding.search import Hypothesis
+from nmt.decoding.files import translate_file
+from nmt.decoding.translator import Translator
 translator = Translator.load(sys.argv[1], device="cpu")
 answer = Hypothesis(tuple(translator.tgt_tokenizer.encode(["快跑！"])[0]), 0.0, 0.0, True)
 translator._search = lambda parts, options: [[answer]] * len(parts)

@@ -12,17 +12,22 @@ import numpy as np
 import pytest
 import torch
 
-from nmt import auto, checkpoint, distributed, resume, translation, validation
-from nmt.auto import Gpu
 from nmt.config import Config, load, of_kind
-from nmt.distributed import World, choose_device, gpu_of
+from nmt.data.tokenizer import load_tokenizers
+from nmt.decoding import translator as translation
+from nmt.distributed import gpu_defaults
+from nmt.distributed import world as distributed
+from nmt.distributed.gpu_defaults import Gpu
+from nmt.distributed.world import World, choose_device, gpu_of
 from nmt.errors import ConfigError
-from nmt.plan import cache_bytes, make_plan, plan_lines
-from nmt.provenance import as_trained, read_config, read_identity, trained_precision
-from nmt.runs import describe_run
-from nmt.step import Trainer, micro_batches
-from nmt.tokenizer import load_tokenizers
-from nmt.training import train_model
+from nmt.runs import checkpoint
+from nmt.runs.identity import as_trained, read_identity, trained_precision
+from nmt.runs.listing import describe_run
+from nmt.runs.run_dir import read_config
+from nmt.training import resume, validation
+from nmt.training.loop import train_model
+from nmt.training.plan import cache_bytes, make_plan, plan_lines
+from nmt.training.step import Trainer, micro_batches
 from test_step import of_lengths
 from test_translation import make, tokenizer, words  # noqa: F401
 from tiny import ALONE, as_on_a_gpu, at, equal, final, settings, state
@@ -37,8 +42,8 @@ CONFIGS = Path(__file__).parent.parent / "configs"
 
 @pytest.mark.parametrize(("gpu", "meant"), [(None, "float32"), (OLD, "float32"), (H200, "bfloat16")])
 def test_the_precision_is_bfloat16_on_a_gpu_that_has_it_alone_and_a_word_that_was_given_stays(gpu, meant):
-    assert auto.precision("auto", gpu) == meant
-    assert {auto.precision(word, gpu) for word in ("float32", "bfloat16", "float16")} == {
+    assert gpu_defaults.precision("auto", gpu) == meant
+    assert {gpu_defaults.precision(word, gpu) for word in ("float32", "bfloat16", "float16")} == {
         "float32",
         "bfloat16",
         "float16",
@@ -48,7 +53,7 @@ def test_the_precision_is_bfloat16_on_a_gpu_that_has_it_alone_and_a_word_that_wa
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_a_recipe_as_it_is_trains_in_float32_on_a_cpu_and_in_bfloat16_on_a_gpu(path):
     config = load(str(path))
-    here, there = (auto.for_training(config, gpu) for gpu in (None, H200))
+    here, there = (gpu_defaults.for_training(config, gpu) for gpu in (None, H200))
     assert (here.optim.precision, here.train.device_tokens) == ("float32", 4096)
     assert (there.optim.precision, there.train.device_tokens) == ("bfloat16", "auto")
     for found in (here, there):  # All else is the recipe.
@@ -65,7 +70,7 @@ def test_a_process_has_its_share_of_an_update_in_one_or_two_micro_batches(proces
     # As many tokens of each length; the other side is up to a tenth shorter.
     src = [n for n in lengths for _ in range(batch_tokens // len(lengths) // n)]
     data = of_lengths(src, [n - i % (n // 10 + 1) for i, n in enumerate(src)])
-    limit = auto.device_tokens("auto", batch_tokens, processes, H200)
+    limit = gpu_defaults.device_tokens("auto", batch_tokens, processes, H200)
     world = SimpleNamespace(size=processes, device=torch.device("cuda"))
     trainer = SimpleNamespace(device_tokens=limit, world=world)
     assert len(micro_batches(trainer, data, np.arange(len(data)))) / processes in rounds
@@ -76,7 +81,7 @@ def test_a_process_has_its_share_of_an_update_in_one_or_two_micro_batches(proces
 @pytest.mark.parametrize("size", [2, 4])
 def test_a_batch_of_everyday_sentences_has_a_cache_of_at_most_a_quarter_of_the_memory(recipe, memory, size):
     config = load(f"{recipe}.yaml")
-    tokens = auto.translate_tokens(config.translate, config.model, size, Gpu(memory * GIB, bfloat16=True))
+    tokens = gpu_defaults.translate_tokens(config.translate, config.model, size, Gpu(memory * GIB, bfloat16=True))
     assert tokens & (tokens - 1) == 0
 
     def cache(tokens: int) -> float:
@@ -90,10 +95,10 @@ def test_a_batch_of_everyday_sentences_has_a_cache_of_at_most_a_quarter_of_the_m
 
 def test_translation_keeps_its_batches_on_a_cpu_and_a_number_that_was_given_anywhere():
     config = load("base.yaml")
-    assert auto.translate_tokens(config.translate, config.model, 4, None) == 4096
+    assert gpu_defaults.translate_tokens(config.translate, config.model, 4, None) == 4096
     given = replace(config.translate, batch_tokens=777)
-    assert auto.translate_tokens(given, config.model, 4, H200) == 777
-    assert auto.translate_tokens(config.translate, config.model, 4, Gpu(80 * GIB, bfloat16=True)) == 65_536
+    assert gpu_defaults.translate_tokens(given, config.model, 4, H200) == 777
+    assert gpu_defaults.translate_tokens(config.translate, config.model, 4, Gpu(80 * GIB, bfloat16=True)) == 65_536
 
 
 def test_a_gpu_is_asked_for_its_memory_and_for_bfloat16_without_emulation(monkeypatch):
@@ -285,7 +290,7 @@ def test_all_processes_translate_the_dev_set_in_the_batches_of_the_first(paths, 
     trainer, made, said = Trainer.build(settings(), ALONE, (340, 340)), [], []
 
     class Second(World):
-        def from_leader(self, values):
+        def broadcast(self, values):
             said.append(list(values))
             return [123.0]
 
@@ -312,8 +317,8 @@ def test_the_plan_says_what_auto_means_on_the_device_that_it_is_for(recipe):
     assert here["auto"] == {
         "optim.precision": "float32", "train.device_tokens": 4096, "translate.batch_tokens": 4096,
     }  # fmt: skip
-    tokens = auto.translate_tokens(config.translate, config.model, 4, H200)
-    share = auto.device_tokens("auto", config.optim.batch_tokens, 1, H200)
+    tokens = gpu_defaults.translate_tokens(config.translate, config.model, 4, H200)
+    share = gpu_defaults.device_tokens("auto", config.optim.batch_tokens, 1, H200)
     assert there["auto"] == {
         "optim.precision": "bfloat16", "train.device_tokens": share, "translate.batch_tokens": tokens,
     }  # fmt: skip
@@ -337,4 +342,4 @@ def test_the_plan_says_nothing_of_auto_where_numbers_were_given():
 def test_what_was_given_stays_what_it_is():
     config = load(None, ["train.device_tokens=2048", "translate.batch_tokens=4096", "optim.precision=float32"])
     for gpu in (None, OLD, H200):
-        assert auto.for_training(config, gpu) == config
+        assert gpu_defaults.for_training(config, gpu) == config

@@ -12,14 +12,17 @@ import torch
 from torch.nn import functional as F
 
 from forked import nmt
-from nmt import averaging, checkpoint, config, pipeline, stages
-from nmt.averaging import average_checkpoints, restore_final
-from nmt.batching import collate
-from nmt.dataset import open_dataset
+from nmt import config
+from nmt.data.batching import collate
+from nmt.data.dataset import open_dataset
 from nmt.errors import CheckpointError, ConfigError, DataError
-from nmt.provenance import lock
-from nmt.symbols import PAD
-from nmt.training import train_model
+from nmt.pipeline import engine, stages
+from nmt.runs import checkpoint
+from nmt.runs.run_dir import RunDir
+from nmt.special_tokens import PAD
+from nmt.training import averaging
+from nmt.training.averaging import average_checkpoints, restore_final
+from nmt.training.loop import train_model
 from tiny import ALONE, at, equal, final, settings
 
 RUN = "runs/tiny.en-zh"
@@ -68,7 +71,7 @@ def mean_of(run: Path, last: int) -> dict[str, torch.Tensor]:
 def test_an_average_that_is_not_better_is_put_beside_and_the_final_model_stays(run, paths, last):
     # The training took the best of its weights already, or those very ones.
     before = files(run / "final")
-    found = average_checkpoints(run, last, None, "cpu", force=False)
+    found = average_checkpoints(RunDir(run), last, None, "cpu", force=False)
     assert files(run / "final") == before
     assert not (run / averaging.FORMER).exists()
     assert found.folder == run / "average"
@@ -83,7 +86,7 @@ def test_an_average_that_is_not_better_is_put_beside_and_the_final_model_stays(r
 def test_an_average_that_is_better_becomes_final_and_the_former_one_can_be_brought_back(run, last):
     spoil_final(run)
     before = files(run / "final")
-    found = average_checkpoints(run, last, None, "cpu", force=False)
+    found = average_checkpoints(RunDir(run), last, None, "cpu", force=False)
     assert found.folder == run / "final"
     assert found.scores[f"average of {last}"] > found.scores["final"]
     assert equal(final(run), mean_of(run, last))
@@ -91,17 +94,17 @@ def test_an_average_that_is_better_becomes_final_and_the_former_one_can_be_broug
     assert state["made_of"] == f"average of {last} (nmt average)"
     assert state["dev_scores"] == found.scores
     assert files(run / averaging.FORMER) == before
-    restore_final(run)
+    restore_final(RunDir(run))
     assert files(run / "final") == before
     assert not (run / averaging.FORMER).exists()
     with pytest.raises(CheckpointError, match="has no final-before"):
-        restore_final(run)
+        restore_final(RunDir(run))
 
 
 def test_with_force_nothing_is_compared_and_the_former_model_is_still_kept(run, monkeypatch):
     monkeypatch.setattr(averaging, "_on_dev", lambda *_: pytest.fail("it was compared"))
     before = files(run / "final")
-    found = average_checkpoints(run, 2, None, "cpu", force=True)
+    found = average_checkpoints(RunDir(run), 2, None, "cpu", force=True)
     assert (found.folder, found.scores) == (run / "final", {})
     assert equal(final(run), mean_of(run, 2))
     assert files(run / averaging.FORMER) == before
@@ -110,17 +113,17 @@ def test_with_force_nothing_is_compared_and_the_former_model_is_still_kept(run, 
 def test_after_several_averages_the_way_back_is_to_what_the_training_made(run):
     made = files(run / "final")
     for last in (1, 2, 3):
-        assert average_checkpoints(run, last, None, "cpu", force=True).former
+        assert average_checkpoints(RunDir(run), last, None, "cpu", force=True).former
         assert files(run / averaging.FORMER) == made
-    restore_final(run)
+    restore_final(RunDir(run))
     assert files(run / "final") == made
 
 
 def test_what_a_longer_training_has_chosen_since_is_what_is_kept(run, paths):
-    average_checkpoints(run, 1, None, "cpu", force=True)
+    average_checkpoints(RunDir(run), 1, None, "cpu", force=True)
     train_model(settings("optim.stop_on=loss", "model.dropout=0", "optim.max_steps=26"), at(paths, run), ALONE)
     made = files(run / "final")
-    average_checkpoints(run, 2, None, "cpu", force=True)
+    average_checkpoints(RunDir(run), 2, None, "cpu", force=True)
     assert files(run / averaging.FORMER) == made
 
 
@@ -130,7 +133,7 @@ def test_a_run_without_a_final_model_gets_one(run, state):
         shutil.rmtree(run / "final")
     else:
         (run / "final/model.safetensors").write_bytes(b"cut")
-    found = average_checkpoints(run, 3, None, "cpu", force=False)
+    found = average_checkpoints(RunDir(run), 3, None, "cpu", force=False)
     assert (found.folder, found.scores) == (run / "final", {})
     assert equal(final(run), mean_of(run, 3))
     assert not found.former
@@ -139,7 +142,7 @@ def test_a_run_without_a_final_model_gets_one(run, state):
 
 def test_into_a_folder_of_ones_own_nothing_is_compared_and_the_run_is_left_alone(run, tmp_path):
     before = files(run / "final")
-    found = average_checkpoints(run, 2, tmp_path / "mine", "cpu", force=False)
+    found = average_checkpoints(RunDir(run), 2, tmp_path / "mine", "cpu", force=False)
     assert found.folder == tmp_path / "mine"
     assert equal(checkpoint.load(tmp_path / "mine")[0], mean_of(run, 2))
     assert files(run / "final") == before
@@ -160,25 +163,25 @@ def test_without_the_dev_set_of_the_training_nothing_is_replaced_and_the_ways_on
     spoil_final(run)
     before = files(run / "final")
     with pytest.raises(DataError, match="--force"):
-        average_checkpoints(run, 2, None, "cpu", force=False)
+        average_checkpoints(RunDir(run), 2, None, "cpu", force=False)
     assert files(run / "final") == before
-    assert average_checkpoints(run, 2, None, "cpu", force=True).folder == run / "final"
+    assert average_checkpoints(RunDir(run), 2, None, "cpu", force=True).folder == run / "final"
 
 
 def test_bleu_is_compared_where_the_training_chose_by_bleu(run, monkeypatch):
     wanted = settings("optim.stop_on=bleu", "model.dropout=0")
     monkeypatch.setattr(averaging, "read_config", lambda _: wanted)
     monkeypatch.setattr(averaging, "unchanged", lambda *_: True)
-    assert average_checkpoints(run, 2, None, "cpu", force=False).measure == "BLEU"
+    assert average_checkpoints(RunDir(run), 2, None, "cpu", force=False).measure == "BLEU"
     quiet = replace(wanted, train=replace(wanted.train, validate_sentences=0))
     monkeypatch.setattr(averaging, "read_config", lambda _: quiet)
-    assert average_checkpoints(run, 2, None, "cpu", force=False).measure == "minus the loss"
+    assert average_checkpoints(RunDir(run), 2, None, "cpu", force=False).measure == "minus the loss"
 
 
 def test_a_training_that_starts_over_leaves_no_model_of_the_one_before(run, paths):
     spoil_final(run)
-    average_checkpoints(run, 2, None, "cpu", force=False)
-    average_checkpoints(run, 1, None, "cpu", force=False)
+    average_checkpoints(RunDir(run), 2, None, "cpu", force=False)
+    average_checkpoints(RunDir(run), 1, None, "cpu", force=False)
     assert (run / averaging.FORMER).exists()
     assert (run / averaging.BESIDE).exists()
     train_model(settings("optim.max_steps=5"), at(paths, run), ALONE, fresh=True)
@@ -191,12 +194,12 @@ def test_a_training_that_starts_over_leaves_no_model_of_the_one_before(run, path
 
 def words(folder: Path) -> dict[str, str]:
     with contextlib.chdir(folder):
-        return {state.stage.name: state.word for state in pipeline.status(stages.street(config.load("tiny.yaml")))}
+        return {state.stage.name: state.word for state in engine.status(stages.build_stages(config.load("tiny.yaml")))}
 
 
 @pytest.fixture
-def folder(walked_street, tmp_path) -> Path:
-    return Path(shutil.copytree(walked_street, tmp_path / "walked"))
+def folder(pipeline_run, tmp_path) -> Path:
+    return Path(shutil.copytree(pipeline_run, tmp_path / "walked"))
 
 
 def test_after_an_average_the_training_is_up_to_date_and_what_uses_the_model_is_not(folder):
@@ -234,7 +237,7 @@ def test_a_run_whose_final_model_was_changed_otherwise_stays_out_of_date(folder)
 
 
 def test_no_average_is_made_while_a_training_is_in_the_run(folder):
-    with lock(folder / RUN):
+    with RunDir(folder / RUN).locked():
         ended = nmt(folder, "average", RUN, "--force")
     assert ended.code == 2
     assert "another training is in" in ended.told
@@ -259,16 +262,16 @@ def test_an_average_is_never_put_in_the_place_of_something_else(run, tmp_path, m
     (tmp_path / "link").symlink_to("nowhere")
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(ConfigError, match="exists"):
-        average_checkpoints(run, 2, Path(name), "cpu", force=False)
+        average_checkpoints(RunDir(run), 2, Path(name), "cpu", force=False)
     assert sorted(tmp_path.rglob("*")) == before
-    assert average_checkpoints(run, 2, Path("new"), "cpu", force=False).folder == Path("new")
+    assert average_checkpoints(RunDir(run), 2, Path("new"), "cpu", force=False).folder == Path("new")
 
 
 def test_a_training_that_goes_on_leaves_no_way_back_to_the_final_model_before_it(run, paths):
-    average_checkpoints(run, 1, None, "cpu", force=True)
+    average_checkpoints(RunDir(run), 1, None, "cpu", force=True)
     (run / averaging.BESIDE).mkdir()
     train_model(settings("optim.stop_on=loss", "model.dropout=0", "optim.max_steps=30"), at(paths, run), ALONE)
     assert json.loads((run / "final/state.json").read_text())["step"] == 30
     assert not (run / averaging.BESIDE).exists()
     with pytest.raises(CheckpointError, match="has no final-before"):
-        restore_final(run)
+        restore_final(RunDir(run))

@@ -15,8 +15,8 @@ from unittest import mock
 import pytest
 
 from little import KNOWN, Ended, nmt, nmt_process, write_run
-from nmt.provenance import FORMAT
-from nmt.text import read_lines
+from nmt.io import read_lines
+from nmt.runs.identity import FORMAT
 
 RUN, FLED = "Run!", "快跑！"
 CAT, SAT = "The cat sat on the mat.", "猫坐在垫子上。"
@@ -299,7 +299,7 @@ def test_a_tokenizer_of_another_training_is_refused_with_both_hashes_though_its_
 
 def test_a_folder_as_output_is_refused_before_any_line_is_translated(run: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    with mock.patch("nmt.translation.Translator._search", side_effect=AssertionError("was asked to translate")):
+    with mock.patch("nmt.decoding.translator.Translator._search", side_effect=AssertionError("was asked to translate")):
         ended = translate(run, b"Run!\n", "-o", str(tmp_path / "out"), "--force")
     assert ended.code == 1
     assert "Is a directory" in ended.told

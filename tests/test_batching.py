@@ -10,26 +10,26 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmt import batching
-from nmt.batching import (
-    BESIDES,
-    FEWEST,
+from nmt.data import batching
+from nmt.data.batching import (
+    MIN_BATCH,
     OVERHEAD,
+    PAIR_OVERHEAD,
     Batch,
-    area,
     batches,
-    by_length,
     collate,
     count_updates,
-    cut,
     fill,
+    length_order,
+    padded_size,
     padding_share,
     plan_epoch,
-    share,
+    shard,
     slots,
+    split_micro_batches,
 )
-from nmt.symbols import BOS, EOS, PAD
-from nmt.text import read_lines
+from nmt.io import read_lines
+from nmt.special_tokens import BOS, EOS, PAD
 
 pairs = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60)), min_size=1, max_size=200)
 
@@ -73,13 +73,13 @@ def test_the_order_is_by_source_length_and_the_target_length_rises_and_falls_in_
     for length in sorted(set(src)):
         same = [i for i in range(len(src)) if src[i] == length]  # sorted is stable: equal pairs keep their order
         expected += sorted(same, key=lambda i: tgt[i] if length % 2 else -tgt[i])
-    assert by_length(src, tgt).tolist() == expected
+    assert length_order(src, tgt).tolist() == expected
 
 
 def plain_chunks(src, tgt, tokens):
     """Pairs in order of the source length, until one more would be too many."""
     chunks = []
-    for i in by_length(src, tgt):
+    for i in length_order(src, tgt):
         if not chunks or max(src[[*chunks[-1], i]].sum(), tgt[[*chunks[-1], i]].sum()) > tokens:
             chunks.append([])
         chunks[-1].append(i)
@@ -130,7 +130,7 @@ def test_with_buckets_updates_are_alike_and_no_two_of_them_come_together_always(
     assert spread[8] < spread[4]
     updates = planned((src, tgt), 2000, 8)
     place = {pair: number for number, update in enumerate(updates) for pair in update}
-    for bucket in np.array_split(by_length(src, tgt), 8):
+    for bucket in np.array_split(length_order(src, tgt), 8):
         numbers = [place[pair] for pair in bucket]
         assert abs(np.corrcoef(numbers, np.arange(len(numbers)))[0, 1]) < 0.3, "within a bucket, chunks come by chance"
 
@@ -189,15 +189,15 @@ def test_the_updates_of_an_epoch_are_counted_in_its_first_window(monkeypatch):
 def test_cutting_an_update_keeps_its_pairs_in_order_and_the_area(pairs, limit, processes, overhead):
     src, tgt = columns(pairs)
     update = np.arange(len(pairs))[::-1]
-    parts = cut(update, src, tgt, limit, processes, overhead)
-    assert np.array_equal(np.concatenate(parts), update[by_length(src[update], tgt[update])])
-    assert all(len(part) == 1 or area(src[part], tgt[part]) <= limit for part in parts)
+    parts = split_micro_batches(update, src, tgt, limit, processes, overhead)
+    assert np.array_equal(np.concatenate(parts), update[length_order(src[update], tgt[update])])
+    assert all(len(part) == 1 or padded_size(src[part], tgt[part]) <= limit for part in parts)
 
 
 @given(st.integers(1, 200), st.integers(1, 30), st.integers(1, 20), st.integers(1, 8))
 def test_an_update_of_equal_pairs_is_cut_as_little_as_the_limit_and_the_processes_allow(pairs, length, fit, processes):
     lengths = np.full(pairs, length)
-    parts = cut(np.arange(pairs), lengths, lengths, fit * length, processes, 10**6)
+    parts = split_micro_batches(np.arange(pairs), lengths, lengths, fit * length, processes, 10**6)
     rounds = math.ceil(math.ceil(pairs / fit) / processes)
     assert len(parts) <= min(rounds * processes, pairs)
     assert max(map(len, parts)) == math.ceil(pairs / (rounds * processes)), "no process has more than it must"
@@ -210,8 +210,8 @@ def test_an_update_of_equal_pairs_is_cut_as_little_as_the_limit_and_the_processe
 )
 def test_no_other_cut_into_so_many_parts_has_a_much_smaller_largest_part(pairs, processes, overhead):
     src, tgt = columns(pairs)
-    order = by_length(src, tgt)
-    parts = cut(np.arange(len(pairs)), src, tgt, 10**6, processes, overhead)
+    order = length_order(src, tgt)
+    parts = split_micro_batches(np.arange(len(pairs)), src, tgt, 10**6, processes, overhead)
     largest = max(slots(src[part], tgt[part]) for part in parts)
     for ends in itertools.combinations(range(1, len(order)), len(parts) - 1):
         other = np.split(order, ends)
@@ -221,7 +221,7 @@ def test_no_other_cut_into_so_many_parts_has_a_much_smaller_largest_part(pairs, 
 def test_an_update_of_two_lengths_is_cut_between_them_if_padding_costs_more_than_another_micro_batch():
     src = np.array([5] * 20 + [50] * 20)
     for overhead, expected in ((0, 2), (500, 2), (5000, 1)):
-        parts = cut(np.arange(40), src, src, 10**6, 1, overhead)
+        parts = split_micro_batches(np.arange(40), src, src, 10**6, 1, overhead)
         assert len(parts) <= max(2, expected), overhead
         assert (len(parts) == 1) == (expected == 1), overhead
 
@@ -229,9 +229,9 @@ def test_an_update_of_two_lengths_is_cut_between_them_if_padding_costs_more_than
 @given(pairs, st.integers(20, 400))
 def test_batches_are_filled_with_neighbours_as_far_as_the_limit_allows(pairs, limit):
     src, tgt = columns(pairs)
-    order, expected = by_length(src, tgt), []
+    order, expected = length_order(src, tgt), []
     for i in order:
-        if not expected or area(src[[*expected[-1], i]], tgt[[*expected[-1], i]]) > limit:
+        if not expected or padded_size(src[[*expected[-1], i]], tgt[[*expected[-1], i]]) > limit:
             expected.append([])
         expected[-1].append(i)
     assert [part.tolist() for part in fill(order, src, tgt, limit)] == expected
@@ -242,15 +242,15 @@ def test_processes_that_share_an_update_are_done_at_about_the_same_time(processe
     spread = []
     for seed in range(20):
         src, tgt = np.random.default_rng(seed).integers(1, 30, (2, 150))
-        parts = cut(np.arange(150), src, tgt, 1000, processes, 64)
+        parts = split_micro_batches(np.arange(150), src, tgt, 1000, processes, 64)
         loads = [sum(slots(src[p], tgt[p]) + 64 for p in parts[rank::processes]) for rank in range(processes)]
         spread.append(max(loads) / np.mean(loads))
     assert np.mean(spread) < 1.12
 
 
 def test_a_batch_has_the_area_of_its_longest_sentence_on_the_larger_side():
-    assert area(np.array([3, 7]), np.array([2, 9])) == 18
-    assert area(np.array([3, 8]), np.array([2, 1])) == 16
+    assert padded_size(np.array([3, 7]), np.array([2, 9])) == 18
+    assert padded_size(np.array([3, 8]), np.array([2, 1])) == 16
 
 
 def test_padding_is_what_the_longer_sentences_leave_empty_on_both_sides():
@@ -263,7 +263,7 @@ def test_padding_is_what_the_longer_sentences_leave_empty_on_both_sides():
 @given(st.integers(0, 200), st.integers(1, 8))
 def test_every_process_takes_equally_many_micro_batches_and_none_is_lost(count, size):
     parts = [np.array([i]) for i in range(count or 1)]
-    shares = [share(parts, rank, size) for rank in range(size)]
+    shares = [shard(parts, rank, size) for rank in range(size)]
     assert len({len(one) for one in shares}) == 1
     assert {number for one in shares for number, _ in one if number < 0} <= {-1}
     taken = [number for one in shares for number, _ in one if number >= 0]
@@ -277,8 +277,8 @@ def test_work_is_shared_evenly_between_processes():
     src = np.maximum(2, tgt + rng.integers(-3, 6, 5000))
     worst = []
     for update in planned((src, tgt), 1536, 4):
-        parts = cut(update, src, tgt, 768, 2, 64)
-        loads = [sum(slots(src[p], tgt[p]) for number, p in share(parts, rank, 2) if number >= 0) for rank in range(2)]
+        parts = split_micro_batches(update, src, tgt, 768, 2, 64)
+        loads = [sum(slots(src[p], tgt[p]) for number, p in shard(parts, rank, 2) if number >= 0) for rank in range(2)]
         worst.append(max(loads) / (sum(loads) / 2))
     assert np.mean(worst) < 1.05
 
@@ -291,7 +291,11 @@ def test_padding_is_small_on_the_real_corpus(foreign_data):
     src, tgt = lengths
     for buckets, processes, most in ((1, 1, 0.02), (4, 1, 0.1), (4, 2, 0.05), (4, 4, 0.03)):
         updates = planned((src, tgt), 1024, buckets)
-        parts = [part for update in updates for part in cut(update, src, tgt, 1024, processes, OVERHEAD["cpu"])]
+        parts = [
+            part
+            for update in updates
+            for part in split_micro_batches(update, src, tgt, 1024, processes, OVERHEAD["cpu"])
+        ]
         assert padding_share(parts, src, tgt) < most, (buckets, processes)
 
 
@@ -308,13 +312,13 @@ def test_a_batch_shifts_the_target_and_pads_with_pad():
 
 def test_a_pair_longer_than_the_limit_is_alone():
     src, tgt = np.array([3, 900, 3, 3]), np.array([3, 3, 3, 3])
-    assert [1] in [part.tolist() for part in cut(np.arange(4), src, tgt, 100, 1, 0)]
+    assert [1] in [part.tolist() for part in split_micro_batches(np.arange(4), src, tgt, 100, 1, 0)]
     assert [1] in [update.tolist() for update in planned((src, tgt), 100, 2)]
 
 
 def test_a_pair_longer_than_the_limit_leaves_the_others_together():
     src = np.array([3] * 100 + [900])
-    assert sorted(map(len, cut(np.arange(101), src, src, 500, 1, 10**4))) == [1, 100]
+    assert sorted(map(len, split_micro_batches(np.arange(101), src, src, 500, 1, 10**4))) == [1, 100]
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3, 8])
@@ -322,7 +326,7 @@ def test_the_same_pairs_make_an_update_on_any_number_of_processes(processes):
     rng = np.random.default_rng(3)
     src, tgt = rng.integers(1, 30, (2, 300))
     for update in planned((src, tgt), 300, 2):
-        parts = cut(update, src, tgt, 300 // processes + 30, processes, 20)
+        parts = split_micro_batches(update, src, tgt, 300 // processes + 30, processes, 20)
         assert sorted(np.concatenate(parts)) == sorted(update)
 
 
@@ -366,7 +370,7 @@ def plain_batches(lengths: list[int], rows: int, most: int, limit: float) -> lis
     for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
         if found:
             count, longest = len(found[-1]) + 1, max(1, lengths[found[-1][0]])
-            if count * longest * rows <= most and count * (longest + BESIDES) <= limit:
+            if count * longest * rows <= most and count * (longest + PAIR_OVERHEAD) <= limit:
                 found[-1].append(place)
                 continue
         found.append([place])
@@ -382,9 +386,9 @@ def plain_batches(lengths: list[int], rows: int, most: int, limit: float) -> lis
 def test_translation_has_as_few_batches_as_fit_and_as_equal_as_they_can_be(lengths, rows, most, together):
     found = batches(lengths, rows, most, together)
     needed = len(plain_batches(lengths, rows, most, math.inf))
-    wanted = max(needed, min(math.ceil(needed / together) * together, len(lengths) // FEWEST))
+    wanted = max(needed, min(math.ceil(needed / together) * together, len(lengths) // MIN_BATCH))
     # The slow way to equal batches: the first bound on the work of one that leaves no more than these.
-    limits = range(sum(lengths) + BESIDES * len(lengths) + most + 1)
+    limits = range(sum(lengths) + PAIR_OVERHEAD * len(lengths) + most + 1)
     expected = next(them for limit in limits if len(them := plain_batches(lengths, rows, most, limit)) <= wanted)
     assert found == expected
     assert sorted(itertools.chain(*found)) == list(range(len(lengths)))
@@ -395,7 +399,7 @@ def test_translation_has_as_few_batches_as_fit_and_as_equal_as_they_can_be(lengt
 def test_the_batches_of_translation_are_a_multiple_of_the_processes_where_they_stay_large():
     assert len(batches([5] * 200, 1, 10**6)) == 1
     assert [len(batch) for batch in batches([5] * 200, 1, 10**6, 4)] == [50] * 4
-    assert len(batches([5] * 3 * FEWEST, 1, 10**6, 4)) == 3, "no batch becomes smaller than that for it"
+    assert len(batches([5] * 3 * MIN_BATCH, 1, 10**6, 4)) == 3, "no batch becomes smaller than that for it"
     assert len(batches([5] * 10, 1, 5, 4)) == 10
     assert batches([], 4, 100) == []
     assert len(batches([1] * 10, 1, 10)) == 1

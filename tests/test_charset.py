@@ -12,7 +12,7 @@ from nmt import charset
 from nmt.config import CleanConfig
 from nmt.corpus.reading import inspect
 from nmt.errors import DataError
-from nmt.text import read_lines
+from nmt.io import read_lines
 
 MINI = Path(__file__).parent.parent / "data/mini/raw/mini.txt"
 LATIN = ["Déjà vu à l'hôtel.\tSchöne Grüße aus Köln.", "Ça va très bien.\tDas wäre möglich.", "Où?\tÜber mir."]

@@ -15,11 +15,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from nmt import checkpoint
 from nmt.config import Config, ModelConfig, OptimConfig
 from nmt.errors import CheckpointError
-from nmt.model import Transformer
-from nmt.optimizer import build_optimizer, set_learning_rate
+from nmt.model.transformer import Transformer
+from nmt.runs import checkpoint
+from nmt.training.optimizer import build_optimizer, set_learning_rate
 
 CONFIG = Config(model=ModelConfig(layers=1, d_model=16, d_ff=16, heads=2))
 
@@ -270,7 +270,7 @@ def test_averaging_changes_nothing_that_it_is_given_and_needs_equal_names_shapes
 MEMORY = """
 import sys, torch
 from pathlib import Path
-from nmt import checkpoint
+from nmt.runs import checkpoint
 def now(name):
     return int(next(line for line in open("/proc/self/status") if line.startswith(name)).split()[1])
 folders = sorted(Path(sys.argv[1]).iterdir())[: int(sys.argv[2])]

@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from forked import forked
-from nmt import checkpoint
 from nmt.config import Config, ModelConfig, OptimConfig
 from nmt.errors import CheckpointError
-from nmt.model import Transformer
-from nmt.optimizer import build_optimizer
+from nmt.model.transformer import Transformer
+from nmt.runs import checkpoint
+from nmt.training.optimizer import build_optimizer
 
 CONFIG = Config(model=ModelConfig(layers=1, d_model=8, d_ff=8, heads=2))
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json", "manifest.json")

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from forked import forked
-from nmt import checkpoint, pipeline
-from nmt.text import read_object, sha256_of, write_json
+from nmt.io import read_object, sha256_of, write_json
+from nmt.pipeline import engine
+from nmt.runs import checkpoint
 
 Action = Callable[[], object]
 
@@ -237,24 +238,24 @@ def test_an_error_or_a_stop_inside_save_leaves_the_old_one_and_nothing_beside_it
 
 @pytest.mark.slow
 def test_a_kill_at_any_moment_of_a_stage_leaves_it_fresh_or_to_be_done_again(tmp_path):
-    def stage(run: Path) -> pipeline.Stage:
+    def stage(run: Path) -> engine.Stage:
         def work(out: Path) -> None:
             (out / "text").write_text("one\ntwo\n")
 
-        return pipeline.make_stage(
+        return engine.make_stage(
             "clean", reads={}, settings={}, action=work, writes=run / "clean-1", content_hash=sha256_of
         )
 
     def stale(run: Path) -> None:
-        pipeline.act(stage(run))
+        engine.act(stage(run))
         (run / "clean-1" / "text").write_text("cut")
 
-    for run in each_moment(tmp_path, 10, stale, lambda run: pipeline.act(stage(run))):
-        word = pipeline.status([stage(run)])[0].word
+    for run in each_moment(tmp_path, 10, stale, lambda run: engine.act(stage(run))):
+        word = engine.status([stage(run)])[0].word
         if word == "fresh":
             assert (run / "clean-1" / "text").read_text() == "one\ntwo\n"
         for path in run.iterdir():
             os.utime(path, (0, 0))  # What was left behind is swept once it is old.
-        pipeline.act(stage(run))
-        assert pipeline.status([stage(run)])[0].word == "fresh"
+        engine.act(stage(run))
+        assert engine.status([stage(run)])[0].word == "fresh"
         assert [path.name for path in run.iterdir()] == ["clean-1"]

@@ -14,8 +14,8 @@ import pytest
 import typer
 
 from little import write_run
-from nmt import launch
 from nmt.cli import COMMANDS, _general_first, app
+from nmt.distributed import launcher
 
 ROOT = Path(__file__).parent.parent
 STREET = ["fetch", "clean", "bpe", "encode", "train", "translate", "eval", "score", "run", "status", "plan", "average",
@@ -235,27 +235,27 @@ def test_a_full_disk_is_told_in_one_line(tmp_path: Path) -> None:
 
 def test_a_cpu_trains_in_one_process_a_core_unless_told_otherwise(monkeypatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS")
-    monkeypatch.setattr(launch, "cores", lambda: 6)
-    assert launch.processes_for("cpu", 25_000) == 6
-    assert launch.processes_for("cpu", 1024) == 4
-    assert launch.processes_for("cpu", 100) == 1
-    assert launch.processes_for("cuda", 25_000) == 1
-    monkeypatch.setattr(launch, "cores", lambda: 64)
-    assert launch.processes_for("cpu", 25_000) == launch.MOST
+    monkeypatch.setattr(launcher, "cores", lambda: 6)
+    assert launcher.processes_for("cpu", 25_000) == 6
+    assert launcher.processes_for("cpu", 1024) == 4
+    assert launcher.processes_for("cpu", 100) == 1
+    assert launcher.processes_for("cuda", 25_000) == 1
+    monkeypatch.setattr(launcher, "cores", lambda: 64)
+    assert launcher.processes_for("cpu", 25_000) == launcher.MOST
     monkeypatch.setenv("WORLD_SIZE", "1")  # torchrun's, around a single process
-    assert launch.processes_for("cpu", 25_000) == 1
+    assert launcher.processes_for("cpu", 25_000) == 1
     monkeypatch.delenv("WORLD_SIZE")
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    assert launch.processes_for("cpu", 25_000) == 1
+    assert launcher.processes_for("cpu", 25_000) == 1
 
 
 @pytest.mark.parametrize("name", ["nvidia0", "nvhost-gpu", "dxg", "kfd"])
 def test_a_gpu_of_any_maker_is_seen_without_torch(tmp_path: Path, name: str) -> None:
     for other in ("nvidiactl", "null", "dri"):
         (tmp_path / other).touch()
-    assert not launch.has_gpu(tmp_path)
+    assert not launcher.has_gpu(tmp_path)
     (tmp_path / name).touch()
-    assert launch.has_gpu(tmp_path)
+    assert launcher.has_gpu(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -272,16 +272,16 @@ def test_a_container_has_no_more_cores_than_its_share_of_their_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: str, expected: int
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
-    monkeypatch.setattr(launch, "QUOTA", tmp_path / "cpu.max")
-    assert launch.cores() == 8
+    monkeypatch.setattr(launcher, "QUOTA", tmp_path / "cpu.max")
+    assert launcher.cores() == 8
     (tmp_path / "cpu.max").write_text(quota)
-    assert launch.cores() == expected
+    assert launcher.cores() == expected
 
 
 def test_processes_started_within_torchrun_find_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     code = "import os, sys; sys.exit('TORCHELASTIC_USE_AGENT_STORE' in os.environ)"
-    assert launch.launch(["-c", code], 2) == 0
+    assert launcher.launch(["-c", code], 2) == 0
 
 
 def test_processes_that_were_started_together_do_not_make_data(tmp_path: Path) -> None:

@@ -14,14 +14,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from little import nmt
-from nmt import pipeline, stages
 from nmt.config import CleanConfig, Config, DataConfig
 from nmt.corpus import Normaliser, NothingLeft, clean_corpus, cleaning, parallel, print_report, reading, sets
 from nmt.corpus.cleaning import clean_chunk
 from nmt.corpus.keys import leak_key, reference_key
 from nmt.corpus.reading import Chunk
 from nmt.errors import DataError
-from nmt.text import read_lines
+from nmt.io import read_lines
+from nmt.pipeline import engine, stages
 
 SMALL = CleanConfig(dev_size=12, test_size=10)
 NAMES = ("train", "dev", "test")
@@ -530,12 +530,12 @@ def test_the_stage_refuses_files_that_are_not_those_whose_content_names_its_fold
     raw.mkdir(parents=True)
     write_tsv(raw / "x.tsv", sentences(400))
     wanted = Config(data=DataConfig(corpus="mine"), clean=SMALL)
-    stage = stages.street(wanted)[0]
+    stage = stages.build_stages(wanted)[0]
     append(raw / "x.tsv")
     with pytest.raises(DataError, match=r"x\.tsv is not what it was when its hash was taken"):
-        pipeline.act(stage)
+        engine.act(stage)
     assert not stage.writes.exists()
-    pipeline.act(stages.street(wanted)[0])
+    engine.act(stages.build_stages(wanted)[0])
 
 
 # ── any text at all ─────────────────────────────────────────────────────────────────────────────────────────────────

@@ -9,7 +9,7 @@ from nmt.corpus import Normaliser, clean_corpus
 from nmt.corpus.guard import held_out_keys, leaks
 from nmt.corpus.keys import hash_key, leak_key
 from nmt.corpus.parallel import Workers
-from nmt.text import read_lines, write_lines
+from nmt.io import read_lines, write_lines
 
 GOOD = [(f"Number {n} is here.", f"第{n}号在这里。") for n in range(100)]
 FAR = ("Far from it.", "远着呢。")

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nmt.corpus import Normaliser
-from nmt.corpus.guard import normal_and_mended
+from nmt.corpus.guard import normalised_and_repaired
 from nmt.corpus.keys import LEFT, PAIR, RIGHT, duplicate_key, hash_key, leak_key, reference_key
 
 SAME = [
@@ -180,7 +180,9 @@ odd_zh = st.lists(st.sampled_from([*BOTH, "(_V)", "（&V）"]), max_size=6).map(
 @example("?verb:_View", "查看(_V)")
 @example("<b>Now</b>", "<b>现在</b>")
 def test_mending_never_changes_a_leak_key(en, zh):
-    normal, mended = normal_and_mended((f"{en} Here", f"{zh}这里"), Normaliser("simplified", {"en": False, "zh": True}))
+    normal, mended = normalised_and_repaired(
+        (f"{en} Here", f"{zh}这里"), Normaliser("simplified", {"en": False, "zh": True})
+    )
     assert [leak_key(side) for side in mended] == [leak_key(side) for side in normal]
 
 

@@ -10,9 +10,9 @@ import sacrebleu
 from nmt.config import CleanConfig, Config, EvalConfig
 from nmt.corpus import Normaliser, clean_corpus, print_report
 from nmt.errors import DataError
-from nmt.evaluation import evaluate_test, score_lines
-from nmt.overlap import keep_keys
-from nmt.text import read_lines, write_lines
+from nmt.evaluation.test_set import evaluate_test, score_lines
+from nmt.io import read_lines, write_lines
+from nmt.runs.overlap import keep_keys
 
 LANGS = ("en", "zh")
 SETS = ("dev", "test")
@@ -282,7 +282,7 @@ def test_eval_says_what_a_perfect_translation_scores_against_references_in_anoth
     normalise = Normaliser.load(out / "normalisation.json")
     config = Config(eval=EvalConfig(metrics=("bleu",), bootstrap=0))
     keep_keys(out, LANGS, out)  # A run that was trained on this, as far as it matters here.
-    result = evaluate_test(config, out, [normalise(zh, "zh") for _, zh in rows], out)
+    result = evaluate_test(config, out, [normalise(zh, "zh") for _, zh in rows], trained_on=0)
     said = [line for line in score_lines(result) if "not in the form of the training text" in line]
     assert bool(said) == told
     if told:

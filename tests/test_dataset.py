@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bars import watched_bars
-from nmt import dataset
 from nmt.config import BpeConfig, EncodeConfig
-from nmt.dataset import Column, Lines, encode_corpus, open_dataset, read_meta, resample
+from nmt.data import dataset
+from nmt.data.dataset import Column, Lines, encode_corpus, open_dataset, read_meta, resample
+from nmt.data.tokenizer import load_tokenizers, train_bpe
 from nmt.errors import DataError
-from nmt.symbols import EOS, PAD
-from nmt.text import read_lines, write_lines
-from nmt.tokenizer import load_tokenizers, train_bpe
+from nmt.io import read_lines, write_lines
+from nmt.special_tokens import EOS, PAD
 
 ENGLISH = [
     f"the {colour} {thing} number {n}" for colour in ("red", "green") for thing in ("book", "cup") for n in range(20)

@@ -30,7 +30,14 @@ PAPER = ("docs/paper.md", "docs/zh/paper.md")
 """Their snippets are single lines of the code; tests/test_site.py finds each."""
 OTHER_PROGRAMS = {"source", "echo", "tensorboard"}
 FILE_ENDINGS = ("py", "sh", "sbatch", "yaml")
-HOMES = ("", "src/nmt", "src/nmt/corpus", "configs", "docs", "scripts")
+HOMES = (
+    "",
+    "configs",
+    "docs",
+    "scripts",
+    "src/nmt",
+    *(path.parent.as_posix() for path in ROOT.glob("src/nmt/*/__init__.py")),
+)
 """Where a file that a page names may lie."""
 
 

@@ -20,15 +20,17 @@ import torch
 from typer.testing import CliRunner
 
 from nmt import config as settings
-from nmt import doctor, machine, pipeline, rehearsal, stages
 from nmt.cli import app
-from nmt.doctor import NASTY, Proof, judge_losses, judge_text, judge_translations
+from nmt.data.tokenizer import SPACE, Tokenizer
+from nmt.decoding.translator import Translation
+from nmt.diagnostics import doctor, trial_runs
+from nmt.diagnostics.doctor import EDGE_CASES, Check, judge_losses, judge_text, judge_translations
+from nmt.diagnostics.trial_runs import TrialRuns
+from nmt.distributed import host
+from nmt.distributed.launcher import family
 from nmt.errors import DataError, NmtError
-from nmt.launch import family
-from nmt.model import Transformer
-from nmt.rehearsal import Bench
-from nmt.tokenizer import SPACE, Tokenizer
-from nmt.translation import Translation
+from nmt.model.transformer import Transformer
+from nmt.pipeline import engine, stages
 
 ROOT = Path(__file__).parent.parent
 CPU = torch.device("cpu")
@@ -76,7 +78,8 @@ if "--processes" in sys.argv:
     if processes != "1":  # This very program in two processes, whatever nmt's own launcher would do.
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", processes]
         os.execv(sys.executable, [sys.executable, *launcher, *words])
-from nmt import checkpoint, step
+from nmt.runs import checkpoint
+from nmt.training import step
 {fault}
 from nmt.cli import main
 main()
@@ -92,24 +95,24 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def walked(clone: Path) -> list[pipeline.Stage]:
+def walked(clone: Path) -> list[engine.Stage]:
     """The street of the demo in that folder, with its data made."""
     with contextlib.chdir(clone):
-        return pipeline.run(partial(stages.street, settings.load("demo")), "encode")
+        return engine.run(partial(stages.build_stages, settings.load("demo")), "encode")
 
 
 @pytest.fixture
-def bench(clone: Path, walked: list[pipeline.Stage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+def bench(clone: Path, walked: list[engine.Stage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrialRuns:
     """A bench for tiny trainings of the demo."""
     monkeypatch.chdir(clone)
-    return Bench(tmp_path, ["-c", "demo", "--device", "cpu"])
+    return TrialRuns(tmp_path, ["-c", "demo", "--device", "cpu"])
 
 
-def broken(bench: Bench, fault: str) -> Bench:
+def broken(bench: TrialRuns, fault: str) -> TrialRuns:
     """The bench with a training that has this fault."""
     path = bench.folder / "broken.py"
     path.write_text(PROGRAM.format(fault=FAULTS[fault]), encoding="utf-8")
-    return Bench(bench.folder, bench.words, [sys.executable, str(path)])
+    return TrialRuns(bench.folder, bench.words, [sys.executable, str(path)])
 
 
 # ── what is compared ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -158,7 +161,7 @@ def test_a_thousandth_of_the_texts_may_differ_but_no_line_may_be_lost(
 
 
 def test_text_that_does_not_come_back_is_named() -> None:
-    assert judge_text({"en": ["a", "b"]}, {"en": ["a", "b"]}) == Proof("passed", "2 lines, 0 changed")
+    assert judge_text({"en": ["a", "b"]}, {"en": ["a", "b"]}) == Check("passed", "2 lines, 0 changed")
     assert (
         judge_text({"en": ["a", "b "]}, {"en": ["a", "b"]}).figure == "2 lines, 1 changed (the first is line 2 of en)"
     )
@@ -192,14 +195,14 @@ def learnt(**wanted: object) -> Tokenizer:
 )
 def test_a_tokenizer_must_give_every_line_back(wanted: dict[str, object], outcome: str) -> None:
     tokenizer = learnt(**wanted)
-    assert doctor.prove_tokenizer(dict.fromkeys(TEXT, tokenizer), TEXT).outcome == outcome
+    assert doctor.check_tokenizer_round_trip(dict.fromkeys(TEXT, tokenizer), TEXT).outcome == outcome
     # A corpus that has none of the hard things would not have shown it.
     assert tokenizer.decode(tokenizer.encode(TEXT["en"])) == TEXT["en"]
 
 
 def test_the_nasty_lines_are_within_what_a_tokenizer_promises() -> None:
-    assert not any(SPACE in line or "\n" in line for line in NASTY)
-    assert len(set(NASTY)) == len(NASTY)
+    assert not any(SPACE in line or "\n" in line for line in EDGE_CASES)
+    assert len(set(EDGE_CASES)) == len(EDGE_CASES)
 
 
 # ── trainings that are broken ───────────────────────────────────────────────────────────────────────────────────────
@@ -217,9 +220,9 @@ def test_the_nasty_lines_are_within_what_a_tokenizer_promises() -> None:
     ],
 )
 def test_a_training_that_is_killed_must_go_on_to_the_same_weights(
-    bench: Bench, fault: str, outcome: str, told: str
+    bench: TrialRuns, fault: str, outcome: str, told: str
 ) -> None:
-    found = doctor.prove_resume(broken(bench, fault), random.Random(1))
+    found = doctor.check_resume(broken(bench, fault), random.Random(1))
     assert (found.outcome, told in found.figure) == (outcome, True), found
 
 
@@ -232,29 +235,29 @@ def test_a_training_that_is_killed_must_go_on_to_the_same_weights(
         ("the second process fails", "failed", "a training ended with 1"),
     ],
 )
-def test_two_processes_must_have_the_losses_of_one(bench: Bench, fault: str, outcome: str, told: str) -> None:
-    found = doctor.carry_out("ranks", partial(doctor.prove_ranks, broken(bench, fault), CPU))
+def test_two_processes_must_have_the_losses_of_one(bench: TrialRuns, fault: str, outcome: str, told: str) -> None:
+    found = doctor.run_check("ranks", partial(doctor.check_ranks, broken(bench, fault), CPU))
     assert (found.outcome, told in found.figure) == (outcome, True), found
 
 
 @pytest.mark.slow
 def test_a_translation_must_not_depend_on_its_neighbours(
-    bench: Bench, walked: list[pipeline.Stage], monkeypatch: pytest.MonkeyPatch
+    bench: TrialRuns, walked: list[engine.Stage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = [*doctor._some_lines(walked[0].writes / "dev.en", 70), ""]
     translate = partial(doctor.at_batch, bench.train("whole"), "cpu")
-    assert doctor.prove_decode(translate, lines).outcome == "passed"
-    lost = doctor.prove_decode(lambda texts, size: translate([text for text in texts if text], size), lines)
+    assert doctor.check_decode(translate, lines).outcome == "passed"
+    lost = doctor.check_decode(lambda texts, size: translate([text for text in texts if text], size), lines)
     assert lost.figure == "71 lines became 70 one by one, 70 at batch 64"
     encode = Transformer.encode
     # Padding is looked at like words.
     monkeypatch.setattr(Transformer, "encode", lambda self, src: (encode(self, src.clamp_min(1))[0], None))
-    seen = doctor.prove_decode(translate, lines)
+    seen = doctor.check_decode(translate, lines)
     assert seen.outcome == "failed"
 
 
 def test_a_training_has_as_many_processes_as_the_proof_is_about(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, [], [sys.executable, "-c", "import sys; print(*sys.argv)"])
+    bench = TrialRuns(tmp_path, [], [sys.executable, "-c", "import sys; print(*sys.argv)"])
     bench.train("alone")
     assert "--processes 1" in (tmp_path / "alone.log").read_text()
     bench.train("shared", processes=2)
@@ -262,19 +265,19 @@ def test_a_training_has_as_many_processes_as_the_proof_is_about(tmp_path: Path) 
 
 
 def test_without_gloo_the_processes_are_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "backends", lambda: {"gloo": False, "nccl": False})
-    found = doctor.prove_ranks(Bench(tmp_path, [], ["/nowhere"]), CPU)
+    monkeypatch.setattr(host, "backends", lambda: {"gloo": False, "nccl": False})
+    found = doctor.check_ranks(TrialRuns(tmp_path, [], ["/nowhere"]), CPU)
     assert (found.outcome, "no gloo" in found.figure) == ("not run", True)
 
 
 def test_what_goes_wrong_in_a_proof_is_its_result_but_an_interruption_is_none() -> None:
-    def breaks(error: BaseException) -> Proof:
+    def breaks(error: BaseException) -> Check:
         raise error
 
-    assert doctor.carry_out("x", lambda: breaks(DataError("no text."))) == Proof("failed", "no text.")
-    assert doctor.carry_out("x", lambda: breaks(KeyError("a"))) == Proof("failed", "KeyError: 'a'")
+    assert doctor.run_check("x", lambda: breaks(DataError("no text."))) == Check("failed", "no text.")
+    assert doctor.run_check("x", lambda: breaks(KeyError("a"))) == Check("failed", "KeyError: 'a'")
     with pytest.raises(KeyboardInterrupt):
-        doctor.carry_out("x", lambda: breaks(KeyboardInterrupt()))
+        doctor.run_check("x", lambda: breaks(KeyboardInterrupt()))
 
 
 @pytest.mark.parametrize(
@@ -286,7 +289,7 @@ def test_what_goes_wrong_in_a_proof_is_its_result_but_an_interruption_is_none() 
     ],
 )
 def test_a_training_that_fails_is_told_with_its_last_words(tmp_path: Path, script: str, told: str) -> None:
-    bench = Bench(tmp_path, [], ["sh", "-c", script])
+    bench = TrialRuns(tmp_path, [], ["sh", "-c", script])
     for attempt in (lambda: bench.train("a"), lambda: bench.kill("b", 1, 0)):
         with pytest.raises(NmtError) as caught:
             attempt()
@@ -294,8 +297,8 @@ def test_a_training_that_fails_is_told_with_its_last_words(tmp_path: Path, scrip
 
 
 def test_a_training_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rehearsal, "LIMIT", 0.3)
-    bench = Bench(tmp_path, [], ["sh", "-c", "sleep 60; sleep 60"])
+    monkeypatch.setattr(trial_runs, "LIMIT", 0.3)
+    bench = TrialRuns(tmp_path, [], ["sh", "-c", "sleep 60; sleep 60"])
     for attempt in (lambda: bench.train("a"), lambda: bench.kill("b", 1, 0)):
         with pytest.raises(NmtError, match=r"ended by signal 9, after 0\.3 s"):
             attempt()
@@ -339,7 +342,7 @@ def test_the_family_of_a_process_are_its_children_and_theirs() -> None:
 
 
 @pytest.mark.slow
-def test_no_process_of_a_training_outlives_its_block(bench: Bench) -> None:
+def test_no_process_of_a_training_outlives_its_block(bench: TrialRuns) -> None:
     with contextlib.suppress(KeyboardInterrupt), bench.training("shared", processes=2) as process:
         found = grown(process.pid, 3)
         raise KeyboardInterrupt
@@ -349,7 +352,7 @@ def test_no_process_of_a_training_outlives_its_block(bench: Bench) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_doctor_leaves_neither_processes_nor_files(
-    clone: Path, walked: list[pipeline.Stage], tmp_path: Path, number: int, code: int
+    clone: Path, walked: list[engine.Stage], tmp_path: Path, number: int, code: int
 ) -> None:
     command = [sys.executable, "-m", "nmt", "doctor"]
     with subprocess.Popen(
@@ -389,9 +392,9 @@ KEYS = ["versions", "platform", "cores", "threads", "bfloat16", "memory", "devic
 def test_a_failed_proof_is_exit_code_one(
     monkeypatch: pytest.MonkeyPatch, outcomes: tuple[str, str], code: int, as_json: bool
 ) -> None:
-    found = {name: Proof(outcome, "a figure", 1.5) for name, outcome in zip(PROOFS, outcomes, strict=False)}
+    found = {name: Check(outcome, "a figure", 1.5) for name, outcome in zip(PROOFS, outcomes, strict=False)}
     monkeypatch.setattr(doctor, "examine", lambda *_: found)
-    monkeypatch.setattr(pipeline, "run", lambda *_: [])
+    monkeypatch.setattr(engine, "run", lambda *_: [])
     done = CliRunner().invoke(app, ["doctor", "-c", "demo", "--device", "cpu", *(["--json"] if as_json else [])])
     assert done.exit_code == code
     if as_json:
@@ -410,7 +413,7 @@ def test_in_an_empty_folder_it_takes_the_corpus_that_ships_with_nmt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(doctor, "examine", lambda *_: {name: Proof("passed", "") for name in PROOFS})
+    monkeypatch.setattr(doctor, "examine", lambda *_: {name: Check("passed", "") for name in PROOFS})
     done = CliRunner().invoke(app, ["doctor", "--json", "--device", "cpu"])
     assert done.exit_code == 0, done.exception
     assert json.loads(done.stdout)["corpus"] == "mini"
@@ -428,7 +431,7 @@ def test_the_cores_are_those_that_this_process_may_use() -> None:
     allowed = os.sched_getaffinity(0)
     try:
         os.sched_setaffinity(0, {min(allowed)})
-        assert machine.describe(CPU)["cores"] == 1
+        assert host.describe(CPU)["cores"] == 1
     finally:
         os.sched_setaffinity(0, allowed)
 
@@ -444,8 +447,8 @@ def test_the_cores_are_those_that_this_process_may_use() -> None:
 )
 def test_whether_a_cpu_is_fast_in_bfloat16_is_read_from_its_flags(tmp_path: Path, flags: str, found: str) -> None:
     (tmp_path / "cpuinfo").write_text(f"processor : 0\n{flags}\n")
-    assert machine.fast_bfloat16(tmp_path / "cpuinfo") == found
-    assert machine.fast_bfloat16(tmp_path / "absent") is None
+    assert host.fast_bfloat16(tmp_path / "cpuinfo") == found
+    assert host.fast_bfloat16(tmp_path / "absent") is None
 
 
 @pytest.mark.parametrize(
@@ -467,10 +470,10 @@ def test_half_precision_is_warned_of_where_a_cpu_is_known_to_lack_it(
 ):
     if flags is not None:
         (tmp_path / "cpuinfo").write_text(f"processor : 0\n{flags}\n")
-    monkeypatch.setattr(machine, "CPU_INFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(host, "CPU_INFO", tmp_path / "cpuinfo")
     for precision in ("float32", "bfloat16", "float16"):
         caplog.clear()
-        machine.warn_of_slow("optim.precision", precision, torch.device(device))
+        host.warn_of_slow("optim.precision", precision, torch.device(device))
         expected = device == "cpu" and precision in slow
         assert [record.levelname for record in caplog.records] == ["WARNING"] * expected
         assert ("about 20 times slower" in caplog.text and "optim.precision=float32" in caplog.text) == expected

@@ -203,7 +203,7 @@ PLACES = [
     ("data/.hashes.json", False, WALK, 0),
     *((f"data/mini/{folder}/{name}", False, WALK, 0)
       for folder, name in (("clean-*", "stamp.json"), ("clean-*", "normalisation.json"), ("bpe-*", "stamp.json"),
-                           ("bpe-*", "joint.model"), ("bpe-*", "certificate.json"), ("encode-*", "stamp.json"),
+                           ("bpe-*", "joint.model"), ("bpe-*", "verification.json"), ("encode-*", "stamp.json"),
                            ("encode-*", "meta.json"), ("encode-*", "train.en.ids"), ("encode-*", "dev.zh.offsets"),
                            ("encode-*", "train.rows"))),
 ]  # fmt: skip
@@ -215,10 +215,10 @@ PLACES = [
     PLACES,
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )
-def test_a_pickle_under_one_of_our_names_is_never_run(walked_street, tmp_path, place, agrees, words, code):
+def test_a_pickle_under_one_of_our_names_is_never_run(pipeline_run, tmp_path, place, agrees, words, code):
     for form, content in pickles(tmp_path / "ran").items():
         folder = tmp_path / form
-        shutil.copytree(walked_street, folder)
+        shutil.copytree(pipeline_run, folder)
         (folder / "in.txt").write_text("The cat is here.\n")
         (folder / "scores.pickle").write_bytes(content)
         (path,) = folder.glob(place) if "*" in place else [folder / place]
@@ -237,11 +237,11 @@ def test_a_pickle_under_one_of_our_names_is_never_run(walked_street, tmp_path, p
 
 @pytest.mark.parametrize("form", ["text", "bytes", "torch", "numpy"])
 @pytest.mark.parametrize("name", ["train.en.ids", "dev.zh.offsets", "train.rows", "meta.json"])
-def test_encoded_data_that_is_a_pickle_is_refused_where_no_stage_looks_first(walked_street, tmp_path, name, form):
-    from nmt.dataset import open_dataset
+def test_encoded_data_that_is_a_pickle_is_refused_where_no_stage_looks_first(pipeline_run, tmp_path, name, form):
+    from nmt.data.dataset import open_dataset
     from nmt.errors import DataError
 
-    (encoded,) = walked_street.glob("data/mini/encode-*")
+    (encoded,) = pipeline_run.glob("data/mini/encode-*")
     shutil.copytree(encoded, tmp_path / "encoded")
     (tmp_path / "encoded" / name).write_bytes(pickles(tmp_path / "ran")[form])
 

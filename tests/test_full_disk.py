@@ -66,9 +66,9 @@ def check_refusal(folder: Path, stage: str, before: dict[str, str], ended) -> No
     ],
 )
 def test_a_file_that_cannot_grow_ends_the_stage_in_one_line_and_leaves_the_rest_alone(
-    walked_street, tmp_path, stage, largest
+    pipeline_run, tmp_path, stage, largest
 ):
-    folder = without(walked_street, tmp_path / "street", stage)
+    folder = without(pipeline_run, tmp_path / "street", stage)
     before = files(folder)
     ended = nmt(folder, "run", "-c", "tiny.yaml", "--upto", stage, largest_file=largest)
     check_refusal(folder, stage, before, ended)
@@ -77,9 +77,9 @@ def test_a_file_that_cannot_grow_ends_the_stage_in_one_line_and_leaves_the_rest_
 
 
 @pytest.mark.slow
-def test_a_training_whose_disk_fills_keeps_its_old_checkpoints_and_goes_on_later(walked_street, tmp_path):
+def test_a_training_whose_disk_fills_keeps_its_old_checkpoints_and_goes_on_later(pipeline_run, tmp_path):
     folder = tmp_path / "street"
-    shutil.copytree(walked_street, folder)
+    shutil.copytree(pipeline_run, folder)
     kept = files(folder / RUN / "checkpoints") | files(folder / RUN / "final")
     more = ("train", "-c", "tiny.yaml", "--set", "optim.max_steps=12")
     ended = nmt(folder, *more, largest_file=200_000)
@@ -123,8 +123,8 @@ def needed_on(disk: Path, folder: Path) -> int:
     # The last two write a page or two; of what is needed the hashes that are remembered may be left out.
     [("clean", 5), ("bpe", 4), ("encode", 4), ("train", 4), ("translate", 1), ("eval", 1)],
 )
-def test_a_disk_that_fills_at_any_point_of_a_stage_is_told_in_one_line(walked_street, small_disk, stage, shares):
-    folder = without(walked_street, small_disk / "street", stage)
+def test_a_disk_that_fills_at_any_point_of_a_stage_is_told_in_one_line(pipeline_run, small_disk, stage, shares):
+    folder = without(pipeline_run, small_disk / "street", stage)
     before = files(folder)
     used = needed_on(small_disk, folder)
     assert nmt(folder, "run", "-c", "tiny.yaml", "--upto", stage).code == 0
@@ -132,7 +132,7 @@ def test_a_disk_that_fills_at_any_point_of_a_stage_is_told_in_one_line(walked_st
     for share in range(shares):
         subprocess.run(["mount", "-o", "remount,size=64m", small_disk], check=True)
         shutil.rmtree(folder)
-        without(walked_street, folder, stage)
+        without(pipeline_run, folder, stage)
         # A training that has no room for its settings has not begun; that is told as a matter of settings.
         resize(small_disk, max(needed * share // shares, 200_000 if stage == "train" else 0) + 4096)
         ended = nmt(folder, "run", "-c", "tiny.yaml", "--upto", stage)
@@ -142,14 +142,14 @@ def test_a_disk_that_fills_at_any_point_of_a_stage_is_told_in_one_line(walked_st
 
 
 @pytest.mark.slow
-def test_translations_that_find_no_room_leave_no_file_and_an_earlier_one_as_it_was(walked_street, tmp_path):
+def test_translations_that_find_no_room_leave_no_file_and_an_earlier_one_as_it_was(pipeline_run, tmp_path):
     (tmp_path / "in.txt").write_text("The cat is here.\n" * 40)
     words = ("translate", str(tmp_path / "in.txt"), "-o", str(tmp_path / "out.txt"), "--force")
     for earlier in (None, "mine"):
         if earlier:
             (tmp_path / "out.txt").write_text(earlier)
         before = files(tmp_path)
-        ended = nmt(walked_street, *words, largest_file=10)
+        ended = nmt(pipeline_run, *words, largest_file=10)
         assert ended.code == 1
         assert f"{tmp_path / 'out.txt'}: File too large" in ended.told
         assert "bytes are free" in ended.told
@@ -174,12 +174,12 @@ def test_translations_that_find_no_room_leave_no_file_and_an_earlier_one_as_it_w
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-def test_a_folder_that_may_not_be_written_is_named_before_work_is_done(walked_street, tmp_path, words, where):
+def test_a_folder_that_may_not_be_written_is_named_before_work_is_done(pipeline_run, tmp_path, words, where):
     folder = tmp_path / "street"
     if words[0] in STAGES[:3] or words == ["train", "-c", "tiny.yaml"]:
-        without(walked_street, folder, words[0])
+        without(pipeline_run, folder, words[0])
     else:
-        shutil.copytree(walked_street, folder)
+        shutil.copytree(pipeline_run, folder)
     before = files(folder)
     for path in [folder, *folder.rglob("*")]:
         path.chmod(0o555 if path.is_dir() else 0o444)

@@ -15,13 +15,14 @@ import pytest
 import torch
 
 from forked import forked, forked_world
-from nmt import checkpoint, training, watch
 from nmt.config import Config
 from nmt.errors import CheckpointError, ConfigError, Preempted
-from nmt.provenance import TrainPaths, lock
-from nmt.saving import Saver
-from nmt.stages import train_here
-from nmt.training import train_model
+from nmt.pipeline.stages import train_here
+from nmt.runs import checkpoint
+from nmt.runs.identity import TrainPaths
+from nmt.training import loop, watchdog
+from nmt.training.loop import train_model
+from nmt.training.saver import Saver
 from tiny import ALONE, STEPS, at, equal, final, metrics, settings, state, weights
 
 
@@ -77,7 +78,7 @@ def test_a_training_killed_at_fifty_moments_ends_with_the_weights_of_one_that_wa
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_is_answered_by_a_save_at_the_next_step(paths, tmp_path, monkeypatch, number):
     config, run = settings("bpe.dropout=0.1"), tmp_path / "run"
-    take_step = training.train_step
+    take_step = loop.train_step
 
     def signalled(trainer, update, step):
         if step == 8:
@@ -86,7 +87,7 @@ def test_a_signal_is_answered_by_a_save_at_the_next_step(paths, tmp_path, monkey
 
     before = signal.getsignal(number)
     with monkeypatch.context() as patch:
-        patch.setattr(training, "train_step", signalled)
+        patch.setattr(loop, "train_step", signalled)
         with pytest.raises(Preempted, match="after step 8, which is saved") as stopped:
             train_model(config, at(paths, run), ALONE)
     assert stopped.value.exit_code == 128 + number
@@ -118,10 +119,10 @@ INT, TERM = signal.SIGINT, signal.SIGTERM
 )
 def test_a_second_signal_ends_the_process_at_once_unless_within_seconds_or_during_the_save(signals, ends):
     def steps() -> None:
-        with watch.Stop(ALONE) as stop, contextlib.ExitStack() as stack:
+        with watchdog.GracefulShutdown(ALONE) as stop, contextlib.ExitStack() as stack:
             stack.enter_context(stop.stepping())
             for now, what in signals:
-                watch.time = SimpleNamespace(monotonic=lambda now=now: 100.0 + now)
+                watchdog.time = SimpleNamespace(monotonic=lambda now=now: 100.0 + now)
                 if what == "save":
                     saving = stop.saving()
                     saving.__enter__()
@@ -130,7 +131,7 @@ def test_a_second_signal_ends_the_process_at_once_unless_within_seconds_or_durin
                 else:
                     os.kill(os.getpid(), what)
             first = next(what for _, what in signals if isinstance(what, int))
-            os._exit(0 if stop.agreed() == (first, False) else 1)
+            os._exit(0 if stop.requested() == (first, False) else 1)
 
     assert forked(steps).code == ends
 
@@ -141,12 +142,12 @@ def test_where_nothing_is_to_be_saved_the_first_signal_ends_as_usual_and_its_rep
     def training_of_two_steps() -> None:
         told = []
         try:
-            with watch.Stop(ALONE) as stop:
+            with watchdog.GracefulShutdown(ALONE) as stop:
                 try:
                     if when == "start-up":
                         os.kill(os.getpid(), number)
                     with stop.stepping():
-                        stop.agreed(last=True)
+                        stop.requested(last=True)
                         if when == "after the last answer":
                             os.kill(os.getpid(), number)
                             told.append("goes on to the end of the steps")
@@ -172,11 +173,11 @@ def test_where_nothing_is_to_be_saved_the_first_signal_ends_as_usual_and_its_rep
 def signal_at(monkeypatch, where: str, number: int, step: int = STEPS) -> None:
     """Have this process get a signal where the training is at that step."""
     module, name = {
-        "its step": (training, "train_step"),
-        "its validation": (training, "validate"),
+        "its step": (loop, "train_step"),
+        "its validation": (loop, "validate"),
         "its save": (Saver, "save"),
-        "the start": (training, "make_room"),
-        "the choice of the final model": (training, "choose_final"),
+        "the start": (loop, "fit_memory"),
+        "the choice of the final model": (loop, "choose_final"),
     }[where]
     honest = getattr(module, name)
 
@@ -237,7 +238,7 @@ def test_a_signal_before_or_after_the_steps_is_neither_lost_nor_spoils_anything(
 @pytest.mark.parametrize("ranks", [(0,), (1,), (0, 1)])
 @pytest.mark.parametrize("step", [8, STEPS - 1, STEPS])
 def test_a_signal_to_any_process_in_any_step_is_answered_by_all(paths, tmp_path, ranks, step):
-    run, take_step = at(paths, tmp_path / "run"), training.train_step
+    run, take_step = at(paths, tmp_path / "run"), loop.train_step
 
     def process(rank: int) -> None:
         def signalled(trainer, update, number):
@@ -245,7 +246,7 @@ def test_a_signal_to_any_process_in_any_step_is_answered_by_all(paths, tmp_path,
                 os.kill(os.getpid(), TERM)
             return take_step(trainer, update, number)
 
-        training.train_step = signalled
+        loop.train_step = signalled
         try:
             train_here(settings(), run, device="cpu")
         except Preempted as stopped:
@@ -276,7 +277,7 @@ def test_moments_schedule_patience_best_score_and_charts_go_on(paths, tmp_path):
     ends = [state(r) for r in (tmp_path / "whole", run)]
     assert ends[0] == ends[1]
     assert ends[0]["best_step"]
-    assert ends[0]["worse"] == (STEPS - ends[0]["best_step"]) // 2
+    assert ends[0]["bad_validations"] == (STEPS - ends[0]["best_step"]) // 2
 
 
 @pytest.mark.parametrize("lost", ["moments", "step counts"])
@@ -381,7 +382,7 @@ def test_a_damaged_newest_checkpoint_costs_its_interval_and_no_more(trained, tmp
 
 def test_two_trainings_never_share_a_folder_and_a_lock_left_behind_is_no_obstacle(paths, tmp_path):
     run = at(paths, tmp_path / "run")
-    with lock(run.run), pytest.raises(ConfigError, match=rf"another training is in .*pid {os.getpid()} on \S+"):
+    with run.run.locked(), pytest.raises(ConfigError, match=rf"another training is in .*pid {os.getpid()} on \S+"):
         train_here(settings("optim.max_steps=2"), run, device="cpu")
     assert (run.run / "lock").read_text().startswith("pid")  # It is still there, and old.
     train_here(settings("optim.max_steps=2"), run, device="cpu")
@@ -395,7 +396,7 @@ def test_a_training_killed_in_the_thread_that_is_ahead_goes_on_to_the_same_weigh
 ):
     config, run = settings("bpe.dropout=0.1"), at(paths, tmp_path / "cut")
     train_model(config, at(paths, tmp_path / "whole"), ALONE)
-    honest, calls = getattr(training, where), []
+    honest, calls = getattr(loop, where), []
 
     def killed(*given):
         calls.append(threading.current_thread() is not threading.main_thread())
@@ -407,7 +408,7 @@ def test_a_training_killed_in_the_thread_that_is_ahead_goes_on_to_the_same_weigh
         return honest(*given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(training, where, killed)
+        patch.setattr(loop, where, killed)
         _, code = os.waitpid(in_child(config, run), 0)
     assert os.WIFSIGNALED(code)
     train_model(config, run, ALONE)

@@ -12,15 +12,18 @@ from typing import Any
 
 import pytest
 
-from nmt import auto, checkpoint, config, stages
+from nmt import config
 from nmt.config import BpeConfig, Config, EncodeConfig, load
-from nmt.dataset import encode_corpus
+from nmt.data.dataset import encode_corpus
+from nmt.data.tokenizer import train_bpe
+from nmt.decoding.translator import Translator
+from nmt.distributed import gpu_defaults
 from nmt.errors import ConfigError
-from nmt.pipeline import Stage
-from nmt.provenance import FORMAT, read_identity, training_settings
-from nmt.tokenizer import train_bpe
-from nmt.training import train_model
-from nmt.translation import Translator
+from nmt.pipeline import stages
+from nmt.pipeline.engine import Stage
+from nmt.runs import checkpoint
+from nmt.runs.identity import FORMAT, read_identity, training_settings
+from nmt.training.loop import train_model
 from tiny import ALONE, at, equal, final, losses, metrics, settings, state
 
 BY_HAND = {
@@ -80,7 +83,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def walk(folder: Path, monkeypatch: pytest.MonkeyPatch, *changes: str) -> list[Stage]:
     monkeypatch.chdir(folder)
-    return stages.street(load(None, changes), "run")
+    return stages.build_stages(load(None, changes), "run")
 
 
 @pytest.mark.parametrize(("section", "name"), [path for path in all_settings() if ".".join(path) not in FILES])
@@ -182,7 +185,7 @@ def copy_of(run: Path, folder: Path) -> Path:
 
 def test_the_stage_and_the_run_folder_have_one_identity(plain, paths) -> None:
     found = read_identity(plain)
-    assert found["settings"] == json.loads(json.dumps(training_settings(auto.for_training(settings(), None))))
+    assert found["settings"] == json.loads(json.dumps(training_settings(gpu_defaults.for_training(settings(), None))))
     meta = hashlib.sha256((paths.encode / "meta.json").read_bytes()).hexdigest()
     assert found["reads"]["encode/meta.json"] == meta
     assert set(found["reads"]) == {

@@ -11,7 +11,7 @@ from nmt.corpus import clean_corpus
 from nmt.corpus.layout import Layout, cells_of, foreign_format
 from nmt.corpus.reading import inspect
 from nmt.errors import DataError, counted
-from nmt.text import read_lines
+from nmt.io import read_lines
 
 SMALL = CleanConfig(dev_size=12, test_size=10)
 PAIRS = [(f"Number {n} is here.", f"第{n}号在这里。") for n in range(200)]

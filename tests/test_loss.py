@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nmt.loss import CHUNK, label_smoothed_loss
+from nmt.model.loss import CHUNK, label_smoothed_loss
 
 ROWS = CHUNK["cpu"]
 

@@ -14,7 +14,7 @@ from nmt.config import CleanConfig
 from nmt.corpus.cleaning import clean_corpus
 from nmt.corpus.reading import find_sources
 from nmt.corpus.script import simplify
-from nmt.text import read_lines
+from nmt.io import read_lines
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "scripts" / "make_mini_corpus.py"

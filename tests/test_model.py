@@ -10,7 +10,8 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nmt.config import ModelConfig
-from nmt.model import (
+from nmt.model.positions import ROWS, Rotation, angles, apply_rope, sinusoids
+from nmt.model.transformer import (
     Attention,
     Dropout,
     FeedForward,
@@ -19,8 +20,7 @@ from nmt.model import (
     attention_weights,
     keep_mask,
 )
-from nmt.positions import ROWS, Rotation, angles, apply_rope, sinusoids
-from nmt.symbols import BOS, EOS, PAD
+from nmt.special_tokens import BOS, EOS, PAD
 
 SMALL = {"layers": 2, "d_model": 32, "d_ff": 48, "heads": 4}
 VARIANTS = [
@@ -99,19 +99,19 @@ def test_rotated_queries_and_keys_see_their_distance_alone():
 
 def copy_attention(ours: Attention, theirs: nn.MultiheadAttention) -> None:
     with torch.no_grad():
-        theirs.in_proj_weight.copy_(torch.cat([ours.query.weight, ours.key_value.weight]))
-        theirs.in_proj_bias.copy_(torch.cat([ours.query.bias, ours.key_value.bias]))
-        theirs.out_proj.weight.copy_(ours.output.weight)
-        theirs.out_proj.bias.copy_(ours.output.bias)
+        theirs.in_proj_weight.copy_(torch.cat([ours.q_proj.weight, ours.kv_proj.weight]))
+        theirs.in_proj_bias.copy_(torch.cat([ours.q_proj.bias, ours.kv_proj.bias]))
+        theirs.out_proj.weight.copy_(ours.out_proj.weight)
+        theirs.out_proj.bias.copy_(ours.out_proj.bias)
 
 
 def copy_block(ours, theirs) -> None:
     copy_attention(ours.attention, theirs.self_attn)
     if hasattr(theirs, "multihead_attn"):
         copy_attention(ours.cross_attention, theirs.multihead_attn)
-    theirs.linear1.load_state_dict(ours.feed_forward.inner.state_dict())
-    theirs.linear2.load_state_dict(ours.feed_forward.output.state_dict())
-    for number, residual in enumerate(ours.residuals, 1):
+    theirs.linear1.load_state_dict(ours.feed_forward.fc1.state_dict())
+    theirs.linear2.load_state_dict(ours.feed_forward.fc2.state_dict())
+    for number, residual in enumerate(ours.sublayers, 1):
         getattr(theirs, f"norm{number}").load_state_dict(residual.norm.state_dict())
 
 
@@ -149,11 +149,11 @@ def test_shared_key_value_heads_equal_full_attention_with_repeated_weights():
     grouped = Attention(config).double().eval()
     full = Attention(ModelConfig(**SMALL)).double().eval()
     with torch.no_grad():
-        for name in ("query", "output"):
+        for name in ("q_proj", "out_proj"):
             getattr(full, name).load_state_dict(getattr(grouped, name).state_dict())
         for kind in ("weight", "bias"):
-            halves = getattr(grouped.key_value, kind).unflatten(0, (2, 2, 8))
-            getattr(full.key_value, kind).copy_(halves.repeat_interleave(2, 1).flatten(0, 2))
+            halves = getattr(grouped.kv_proj, kind).unflatten(0, (2, 2, 8))
+            getattr(full.kv_proj, kind).copy_(halves.repeat_interleave(2, 1).flatten(0, 2))
     x = torch.randn(2, 5, 32, dtype=torch.float64)
     some = attention_bias(torch.tensor([[1, 1, 1, 0, 0], [1, 0, 1, 1, 1]]).bool(), torch.float64)
     each = attention_bias(torch.rand(2, 1, 5, 5) < 0.5, torch.float64)
@@ -161,7 +161,7 @@ def test_shared_key_value_heads_equal_full_attention_with_repeated_weights():
     for how in ({}, {"causal": True}, {"bias": some[:, None, None]}, {"bias": each}):
         assert torch.allclose(grouped(x, grouped.keys_values(x), **how), full(x, full.keys_values(x), **how))
         maps: list[torch.Tensor] = []
-        shown = grouped(x, grouped.keys_values(x), maps=maps, **how)
+        shown = grouped(x, grouped.keys_values(x), attn_weights=maps, **how)
         assert torch.allclose(grouped(x, grouped.keys_values(x), **how), shown)
 
 
@@ -169,11 +169,11 @@ def test_rms_norm_and_swiglu_are_their_formulas():
     config = ModelConfig(**SMALL, activation="swiglu", norm_kind="rms")
     block = FeedForward(config).double().eval()
     x = torch.randn(1, 3, 32, dtype=torch.float64)
-    inner = x @ block.inner.weight.T + block.inner.bias
+    inner = x @ block.fc1.weight.T + block.fc1.bias
     gate, up = inner[..., :48], inner[..., 48:]
-    expected = (gate / (1 + torch.exp(-gate)) * up) @ block.output.weight.T + block.output.bias
+    expected = (gate / (1 + torch.exp(-gate)) * up) @ block.fc2.weight.T + block.fc2.bias
     assert torch.allclose(block(x), expected)
-    norm = make(norm_kind="rms").encoder[0].residuals[0].norm
+    norm = make(norm_kind="rms").encoder[0].sublayers[0].norm
     assert torch.allclose(norm(x), x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt())
 
 
@@ -274,10 +274,10 @@ def test_every_matrix_begins_as_documented():
     attention, feed_forward = layer.cross_attention, layer.feed_forward
     xavier = math.sqrt(6 / (128 + 128))
     bounds = [
-        *((part, xavier / math.sqrt(2)) for part in (attention.query.weight, *attention.key_value.weight.chunk(2))),
-        (attention.output.weight, xavier),
-        *((part, 1 / math.sqrt(128)) for part in feed_forward.inner.weight.chunk(2)),
-        (feed_forward.output.weight, 1 / math.sqrt(512)),
+        *((part, xavier / math.sqrt(2)) for part in (attention.q_proj.weight, *attention.kv_proj.weight.chunk(2))),
+        (attention.out_proj.weight, xavier),
+        *((part, 1 / math.sqrt(128)) for part in feed_forward.fc1.weight.chunk(2)),
+        (feed_forward.fc2.weight, 1 / math.sqrt(512)),
     ]
     for weight, bound in bounds:
         assert weight.abs().max() <= bound
@@ -310,7 +310,7 @@ def test_learned_positions_end_where_the_setting_says():
 @pytest.mark.parametrize("kind", ["sinusoidal", "rope"])
 def test_a_text_longer_than_the_table_of_positions_makes_a_larger_one(kind, monkeypatch):
     grows, src = make(position=kind), sources(ROWS + 300)
-    monkeypatch.setattr("nmt.positions.ROWS", ROWS + 300)
+    monkeypatch.setattr("nmt.model.positions.ROWS", ROWS + 300)
     assert torch.equal(grows.encode(src)[0], make(position=kind).encode(src)[0])
 
 

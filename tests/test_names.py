@@ -11,7 +11,7 @@ import pytest
 from little import nmt, nmt_process
 from nmt.config import LONGEST_NAME, Config, check_name, load
 from nmt.errors import ConfigError
-from nmt.stages import run_folder
+from nmt.pipeline.stages import run_folder
 
 BAD = {
     "empty": "", "dot": ".", "dots": "..", "three dots": "...", "up": "../x", "absolute": "/tmp/x", "inside": "a/b",
@@ -85,7 +85,7 @@ def test_a_recipe_whose_name_is_no_folder_name_needs_another_or_a_name_of_the_ru
 
 
 def test_the_folder_of_all_runs_may_be_another_one(empty_folder: Path) -> None:
-    there = "import nmt.runs; print(nmt.runs.RUNS)"
+    there = "import nmt.runs.listing; print(nmt.runs.listing.RUNS)"
     for value, wanted in (("", "runs"), ("/tmp/some where", "/tmp/some where")):
         done = subprocess.run(
             [sys.executable, "-c", there],

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from nmt.config import OptimConfig
-from nmt.optimizer import build_optimizer, learning_rate, set_learning_rate
+from nmt.training.optimizer import build_optimizer, learning_rate, set_learning_rate
 
 
 @pytest.mark.parametrize(("d_model", "peak"), [(512, 6.99e-4), (1024, 4.94e-4)])

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmt import outputs
+from nmt.evaluation import outputs
 
 
 @pytest.mark.parametrize(

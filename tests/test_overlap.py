@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmt import overlap
 from nmt.corpus import Normaliser, held_out_keys
 from nmt.errors import ConfigError, DataError
-from nmt.text import read_lines, write_lines
-from nmt.training import train_model
+from nmt.io import read_lines, write_lines
+from nmt.runs import overlap
+from nmt.runs.run_dir import RunDir
+from nmt.training.loop import train_model
 from test_street import fresh_clone, nmt
 from tiny import ALONE, at, settings
 
@@ -146,6 +147,6 @@ def test_merged_keys_are_those_of_all_each_once(several: list[list[int]]) -> Non
 
 
 def test_the_keys_of_a_run_are_eight_bytes_a_sentence(run: Path) -> None:
-    sizes = {path.name: path.stat().st_size for path in (run / overlap.FOLDER).iterdir()}
+    sizes = {path.name: path.stat().st_size for path in (RunDir(run).train_keys).iterdir()}
     assert sizes == {"en.keys": 16, "zh.keys": 16}
-    assert np.all(np.diff(np.fromfile(run / overlap.FOLDER / "en.keys", "<u8")) > 0)
+    assert np.all(np.diff(np.fromfile(RunDir(run).train_keys / "en.keys", "<u8")) > 0)

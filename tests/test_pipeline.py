@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from nmt import pipeline
 from nmt.errors import ConfigError, DataError
-from nmt.pipeline import Stage, make_stage, remembered_hashes, run, status
+from nmt.pipeline import engine
+from nmt.pipeline.engine import Stage, cached_hashes, make_stage, run, status
 
 
 class Street:
@@ -31,7 +31,7 @@ class Street:
     def __call__(self) -> list[Stage]:
         data = self.folder / "data"
         data.mkdir(exist_ok=True)
-        with remembered_hashes(data / ".hashes.json") as content_hash:
+        with cached_hashes(data / ".hashes.json") as content_hash:
 
             def make(
                 name: str, home: Path, reads: dict[str, Path], settings: dict[str, object], result: str = ""
@@ -158,11 +158,11 @@ def test_a_status_says_which_other_version_of_a_package_has_made_what_is_there(
 ) -> None:
     run(street)
     assert str(status(street())[0]) == f"upper: fresh ({street()[0].writes})"
-    now = pipeline._versions()
-    monkeypatch.setattr(pipeline, "_versions", lambda: now | {"sacrebleu": "99.1", "torch": "0.1"})
+    now = engine._versions()
+    monkeypatch.setattr(engine, "_versions", lambda: now | {"sacrebleu": "99.1", "torch": "0.1"})
     told = f"made with sacrebleu {now['sacrebleu']}, here is sacrebleu 99.1"
     assert next(map(str, status(street()))) == f"upper: fresh ({street()[0].writes}); {told}"
-    monkeypatch.setattr(pipeline, "_versions", lambda: {})
+    monkeypatch.setattr(engine, "_versions", lambda: {})
     assert status(street())[1].reason.endswith("here is sacrebleu not installed")
     assert street.words() == ["fresh"] * 3
 
@@ -243,7 +243,7 @@ def test_the_fingerprint_tells_every_part_apart(tmp_path: Path) -> None:
     facts = {"name": "s", "reads": {"x": tmp_path / "one"}, "settings": {"s": {"k": 1}}, "format": 1}
     others = [{"name": "t"}, {"reads": {"x": tmp_path / "two"}}, {"reads": {"y": tmp_path / "one"}},
               {"settings": {"s": {"k": 2}}}, {"format": 2}]  # fmt: skip
-    with remembered_hashes(tmp_path / "memory") as content_hash:
+    with cached_hashes(tmp_path / "memory") as content_hash:
         prints = [
             make_stage(
                 **(facts | other), writes=tmp_path, action=lambda out: None, content_hash=content_hash
@@ -257,7 +257,7 @@ def test_a_content_hash_is_remembered_until_the_file_changes(tmp_path: Path, mon
     file, memory = tmp_path / "file", tmp_path / "memory"
 
     def ask() -> str:
-        with remembered_hashes(memory) as content_hash:
+        with cached_hashes(memory) as content_hash:
             return content_hash(file)
 
     file.write_text("one")
@@ -288,11 +288,11 @@ def test_a_file_that_changed_a_moment_ago_is_not_remembered(tmp_path: Path) -> N
     file, memory = tmp_path / "file", tmp_path / "memory"
     file.write_text("one")
     stat = file.stat()
-    with remembered_hashes(memory) as content_hash:
+    with cached_hashes(memory) as content_hash:
         first = content_hash(file)
     file.write_text("two")
     os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    with remembered_hashes(memory) as content_hash:
+    with cached_hashes(memory) as content_hash:
         assert content_hash(file) != first
 
 
@@ -350,6 +350,6 @@ def test_what_a_killed_process_left_is_swept_after_a_day(street: Street) -> None
 
 
 def test_asking_how_things_stand_loads_no_torch() -> None:
-    code = "import sys, nmt.stages, nmt.pipeline; sys.exit('torch' in sys.modules)"
+    code = "import sys, nmt.pipeline.stages, nmt.pipeline.engine; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-    assert pipeline.STAMP == "stamp.json"
+    assert engine.STAMP == "stamp.json"

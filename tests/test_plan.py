@@ -19,16 +19,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from typer.testing import CliRunner
 
-from nmt import launch, loss, plan, stages, training
 from nmt.cli import app
 from nmt.config import Config, ModelConfig, TranslateConfig, load
-from nmt.distributed import World, choose_device
-from nmt.model import Transformer
-from nmt.optimizer import learning_rate
-from nmt.plan import Data, activation_bytes, cache_bytes, cpu_warning, make_plan, peak_rate, plan_lines
-from nmt.provenance import TrainPaths
-from nmt.sizes import parameters, peak_flops, training_flops
-from nmt.step import Trainer
+from nmt.distributed import launcher
+from nmt.distributed.world import World, choose_device
+from nmt.model import loss
+from nmt.model.flops import parameters, peak_flops, training_flops
+from nmt.model.transformer import Transformer
+from nmt.pipeline import stages
+from nmt.runs.identity import TrainPaths
+from nmt.training import loop, plan
+from nmt.training.optimizer import learning_rate
+from nmt.training.plan import Data, activation_bytes, cache_bytes, cpu_warning, make_plan, peak_rate, plan_lines
+from nmt.training.step import Trainer
 
 BASE = ModelConfig()
 BIG = ModelConfig(d_model=1024, d_ff=4096, heads=16)
@@ -200,16 +203,16 @@ def test_the_decoder_s_cache_is_at_most_what_a_search_ever_holds(
     for length in range(2, longest + 1):
         sentences = max(1, batch_tokens // (length * beam))
         decoder = model.decoder(torch.full((sentences, length), 5), beam)
-        held = [*decoder.past_B2TWGK, *itertools.chain(*decoder.cross)]
+        held = [*decoder.cache_B2TWGK, *itertools.chain(*decoder.cross)]
         cross = sum(tensor.nbytes for tensor in itertools.chain(*decoder.cross))
         last = torch.full((sentences * beam,), 5)
         most = max(most, sum(tensor.nbytes for tensor in held))
         for _ in range(length + extra):
-            before = decoder.past_B2TWGK
+            before = decoder.cache_B2TWGK
             decoder.step(last)
             # While room is made, both stand, and what is put behind one layer's.
-            copied = [] if decoder.past_B2TWGK is before else [*before, before[0]]
-            most = max(most, cross + sum(tensor.nbytes for tensor in (*decoder.past_B2TWGK, *copied)))
+            copied = [] if decoder.cache_B2TWGK is before else [*before, before[0]]
+            most = max(most, cross + sum(tensor.nbytes for tensor in (*decoder.cache_B2TWGK, *copied)))
     assert cache_bytes(config, longest, translate, batch_tokens, 4) == most
 
 
@@ -328,7 +331,7 @@ def write_meta(folder: Path, pairs: int) -> Path:
 
 
 def test_a_training_that_takes_a_cpu_days_is_warned_of_with_its_hours(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(launch, "has_gpu", lambda devices: False)
+    monkeypatch.setattr(launcher, "has_gpu", lambda devices: False)
     monkeypatch.setattr(plan, "cores", lambda: 2)
     folder = write_meta(tmp_path, 30_000)
     said = cpu_warning(load("base"), folder, "auto")
@@ -347,14 +350,14 @@ def test_a_training_that_takes_a_cpu_days_is_warned_of_with_its_hours(tmp_path: 
 
 
 def test_a_short_training_or_one_on_a_gpu_is_not_warned_of(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(launch, "has_gpu", lambda devices: False)
+    monkeypatch.setattr(launcher, "has_gpu", lambda devices: False)
     monkeypatch.setattr(plan, "cores", lambda: 2)
     folder = write_meta(tmp_path, 30_000)
     assert cpu_warning(load("demo"), folder, "cpu") is None
     assert cpu_warning(load("cmn-small"), folder, "cpu") is None
     assert cpu_warning(load("base"), folder, "cuda:1") is None
     assert cpu_warning(load("base"), folder, "mps") is None
-    monkeypatch.setattr(launch, "has_gpu", lambda devices: True)
+    monkeypatch.setattr(launcher, "has_gpu", lambda devices: True)
     assert cpu_warning(load("base"), folder, "auto") is None
     assert cpu_warning(load("base"), folder, "cpu") is not None
     for content in ("", "[]", "{}", '{"languages": ["en", "zh"], "vocab_size": [1, 2], "splits": {"train": {}}}'):
@@ -365,7 +368,7 @@ def test_a_short_training_or_one_on_a_gpu_is_not_warned_of(tmp_path: Path, monke
 @pytest.mark.parametrize(("rank", "warnings"), [("0", 1), ("1", 0)])
 def test_the_warning_comes_once_and_from_the_process_that_trains(tmp_path, monkeypatch, caplog, rank, warnings) -> None:
     monkeypatch.setattr(plan, "cpu_warning", lambda config, encode, device: "long")
-    monkeypatch.setattr(training, "train_model", lambda *_, **options: None)
+    monkeypatch.setattr(loop, "train_model", lambda *_, **options: None)
     monkeypatch.setenv("RANK", rank)
     paths = TrainPaths(clean=tmp_path, bpe=tmp_path, encode=tmp_path, run=tmp_path)
     (tmp_path / "dev.zh").write_text("你好。\n", encoding="utf-8")

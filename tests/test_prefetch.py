@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmt.prefetch import Prefetch
+from nmt.data.prefetch import Prefetch
 
 
 def until(holds) -> None:

@@ -14,15 +14,17 @@ import pytest
 import torch
 
 from forked import forked_world
-from nmt import checkpoint, distributed, step
 from nmt.config import TranslateConfig
-from nmt.dataset import open_dataset
-from nmt.launch import family
-from nmt.scoring import bleu
-from nmt.step import Trainer, prepare, rehearse, train_step
-from nmt.text import read_lines
-from nmt.training import train_model
-from nmt.translation import Translator
+from nmt.data.dataset import open_dataset
+from nmt.decoding.translator import Translator
+from nmt.distributed import world as distributed
+from nmt.distributed.launcher import family
+from nmt.evaluation.metrics import bleu
+from nmt.io import read_lines
+from nmt.runs import checkpoint
+from nmt.training import step
+from nmt.training.loop import train_model
+from nmt.training.step import Trainer, prepare, probe_memory, train_step
 from tiny import (
     ALONE,
     STEPS,
@@ -44,7 +46,7 @@ from tiny import (
 pytestmark = pytest.mark.slow
 
 AT_STEP = """
-from nmt import training
+from nmt.training import loop
 take_step = training.train_step
 def hooked(trainer, update, step):
     if step == {step} and rank == {rank}:
@@ -59,7 +61,7 @@ PLAIN = ("model.dropout=0", "train.log_every=1", "train.device_tokens=60")
 
 def launched(command: list[str], size: int) -> subprocess.Popen[str]:
     """What `nmt train --processes` does."""
-    code = f"import sys; from nmt.launch import launch; sys.exit(launch(sys.argv[1:], {size}))"
+    code = f"import sys; from nmt.distributed.launcher import launch; sys.exit(launch(sys.argv[1:], {size}))"
     return subprocess.Popen([sys.executable, "-c", code, *command], stderr=subprocess.PIPE, text=True)
 
 
@@ -376,7 +378,7 @@ def test_a_process_that_is_stopped_is_named_by_the_other_and_may_go_on(paths, tm
 
 def test_gradients_are_first_exchanged_with_a_single_pair_after_all_have_agreed_that_it_fits(paths, tmp_path):
     def process(rank: int) -> None:
-        passed, honest = [], step.rehearse
+        passed, honest = [], step.probe_memory
         compute = step._pass
         step._pass = lambda trainer, data, pairs: (passed.append(len(pairs)), compute(trainer, data, pairs))
         with distributed.join("cpu") as world:
@@ -395,7 +397,7 @@ def test_gradients_are_first_exchanged_with_a_single_pair_after_all_have_agreed_
 
 
 POISON = """
-from nmt import step as steps, training
+from nmt.training import loop, step as steps
 take_step, loss_of, now = training.train_step, steps.label_smoothed_loss, [0]
 def counting(trainer, update, number):
     now[0] = number
@@ -422,7 +424,7 @@ def test_a_bad_gradient_in_one_process_is_left_out_by_all(paths, tmp_path):
 
 def test_when_memory_runs_out_in_one_process_all_end_and_it_is_named(paths, tmp_path):
     patch = """
-from nmt import step as steps
+from nmt.training import step as steps
 def no_room(*arguments):
     raise MemoryError
 if rank == 1:
@@ -462,7 +464,7 @@ def test_gradients_are_in_the_buckets_of_ddp_from_the_first_micro_batch_on(paths
                 return work.get_future().then(lambda done: done.value()[0])
 
             trainer.parallel.register_comm_hook(None, exchange)
-            trainer = rehearse(trainer, data)
+            trainer = probe_memory(trainer, data)
             forward, seen = step.TrainingModel.forward, []
 
             def looking(self, *ids):

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from nmt import provenance
-from nmt.training import train_model
+from nmt.runs import opening
+from nmt.training.loop import train_model
 from tiny import ALONE, at, settings
 
 
@@ -28,12 +28,12 @@ def clone(tmp_path, monkeypatch) -> Path:
     git(tmp_path / "clone", "init", "-q")
     git(tmp_path / "clone", "add", "-A")
     git(tmp_path / "clone", "commit", "-qm", "one")
-    monkeypatch.setattr(provenance, "__file__", str(package / "provenance.py"))
+    monkeypatch.setattr(opening, "__file__", str(package / "runs" / "opening.py"))
     return tmp_path / "clone"
 
 
 def test_the_commit_of_a_clean_clone_is_told(clone):
-    assert provenance.source_code() == {"commit": git(clone, "rev-parse", "HEAD"), "dirty": False}
+    assert opening.source_code() == {"commit": git(clone, "rev-parse", "HEAD"), "dirty": False}
 
 
 @pytest.mark.parametrize("change", ["edited", "new", "removed", "staged", "renamed"])
@@ -49,28 +49,28 @@ def test_code_that_differs_from_its_commit_is_dirty(clone, change):
         file.write_text("a = 2\n")
     if change == "staged":
         git(clone, "add", "-A")
-    assert provenance.source_code() == {"commit": git(clone, "rev-parse", "HEAD"), "dirty": True}
+    assert opening.source_code() == {"commit": git(clone, "rev-parse", "HEAD"), "dirty": True}
 
 
 def test_what_is_no_code_makes_no_code_dirty(clone):
     (clone / "README.md").write_text("read me again\n")
     (clone / "notes.txt").write_text("notes\n")
-    assert provenance.source_code()["dirty"] is False
+    assert opening.source_code()["dirty"] is False
 
 
 def test_a_package_that_is_installed_inside_another_repository_has_not_its_commit(clone, monkeypatch):
     site = clone / ".venv/lib/python3/site-packages/nmt"
     site.mkdir(parents=True)
-    monkeypatch.setattr(provenance, "__file__", str(site / "provenance.py"))
-    assert provenance.source_code() == {"commit": None, "dirty": None}
+    monkeypatch.setattr(opening, "__file__", str(site / "runs" / "opening.py"))
+    assert opening.source_code() == {"commit": None, "dirty": None}
 
 
 def test_outside_any_repository_and_without_git_nothing_is_said(tmp_path, monkeypatch):
-    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "src/nmt/provenance.py"))
-    assert provenance.source_code() == {"commit": None, "dirty": None}
+    monkeypatch.setattr(opening, "__file__", str(tmp_path / "src/nmt/runs/opening.py"))
+    assert opening.source_code() == {"commit": None, "dirty": None}
     monkeypatch.undo()
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert provenance.source_code() == {"commit": None, "dirty": None}
+    assert opening.source_code() == {"commit": None, "dirty": None}
 
 
 def test_a_machine_without_git_trains(paths, tmp_path, monkeypatch):
@@ -83,7 +83,7 @@ def test_every_process_that_trained_a_run_is_remembered_until_it_starts_over(pat
     run = at(paths, tmp_path / "run")
 
     def train(commit: str, steps: int, **more: bool) -> dict:
-        monkeypatch.setattr(provenance, "source_code", lambda: {"commit": commit, "dirty": False})
+        monkeypatch.setattr(opening, "source_code", lambda: {"commit": commit, "dirty": False})
         train_model(settings(f"optim.max_steps={steps}"), run, ALONE, **more)
         return json.loads((run.run / "provenance.json").read_text())
 

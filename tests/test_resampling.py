@@ -6,7 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from nmt.resampling import bootstrap, interval, p_value
+from nmt.evaluation.resampling import bootstrap, interval, p_value
 
 
 def mean(total):

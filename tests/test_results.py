@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from forked import nmt
-from nmt import provenance
 from nmt.errors import DataError
-from nmt.text import read_lines, write_lines
+from nmt.io import read_lines, write_lines
+from nmt.runs import opening
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 RUN = Path("runs/tiny.en-zh")
@@ -30,10 +30,10 @@ def scripts():
 
 
 @pytest.fixture
-def street(walked_street, tmp_path, monkeypatch) -> Path:
+def street(pipeline_run, tmp_path, monkeypatch) -> Path:
     """A folder with a finished run of a clean commit, scored by the same."""
-    folder = Path(shutil.copytree(walked_street, tmp_path / "street"))
-    monkeypatch.setattr(provenance, "source_code", lambda: CODE)
+    folder = Path(shutil.copytree(pipeline_run, tmp_path / "street"))
+    monkeypatch.setattr(opening, "source_code", lambda: CODE)
     change(
         folder, **CODE, command=["/bin/nmt", "run", "-c", "tiny.yaml", "--set", "clean.columns=[en, zh]"], earlier=[]
     )
@@ -108,7 +108,7 @@ def test_runs_of_two_commits_make_no_table(scripts, street, capsys, monkeypatch)
     shutil.copytree(street / RUN, street / "runs/other")
     other = {"commit": "d" * 40, "dirty": False}
     change(street, **other)
-    monkeypatch.setattr(provenance, "source_code", lambda: other)
+    monkeypatch.setattr(opening, "source_code", lambda: other)
     score_again(street)
     assert make(scripts, street, capsys)
     with pytest.raises(DataError, match=r"the table is of several commits: c+, d+"):
@@ -116,7 +116,7 @@ def test_runs_of_two_commits_make_no_table(scripts, street, capsys, monkeypatch)
 
 
 def test_scores_of_other_code_than_the_training_are_refused(scripts, street, capsys, monkeypatch):
-    monkeypatch.setattr(provenance, "source_code", lambda: {"commit": "d" * 40, "dirty": False})
+    monkeypatch.setattr(opening, "source_code", lambda: {"commit": "d" * 40, "dirty": False})
     score_again(street)
     with pytest.raises(DataError, match="of several commits"):
         make(scripts, street, capsys)

@@ -12,12 +12,14 @@ import pytest
 import torch
 
 from forked import Ended, forked_world
-from nmt import checkpoint, dataset, resume, training, validation
 from nmt.config import Config
-from nmt.distributed import World, join
+from nmt.data import dataset
+from nmt.distributed.world import World, init_distributed
 from nmt.errors import LostContact, NmtError
-from nmt.provenance import TrainPaths
-from nmt.stages import train_here
+from nmt.pipeline.stages import train_here
+from nmt.runs import checkpoint
+from nmt.runs.identity import TrainPaths
+from nmt.training import loop, resume, validation
 from tiny import ALONE, at, equal, final, metrics, settings, state, weights
 
 CONFIG = settings("train.log_every=1")
@@ -58,10 +60,10 @@ def sees_another_disk(change: Callable[[Path], object]) -> Callable[[Path], None
     """This process reads checkpoints from a copy of the run folder to which that was done."""
 
     def fault(run: Path) -> None:
-        private, honest = run.with_name("private"), training.resume
+        private, honest = run.with_name("private"), loop.resume
         shutil.copytree(run, private)
         change(private / "checkpoints")
-        training.resume = lambda trainer, _, init_from: honest(trainer, private, init_from)
+        loop.resume = lambda trainer, _, init_from: honest(trainer, private, init_from)
 
     return fault
 
@@ -240,7 +242,7 @@ def test_what_fails_on_one_process_before_the_first_step_is_told_by_all(paths, t
         raise OSError(5, "the disk is gone")
 
     run = at(paths, tmp_path / "run")
-    module = validation if broken == "read_lines" else training
+    module = validation if broken == "read_lines" else loop
     told = train(CONFIG, run, lambda mine: setattr(module, broken, fail) if mine == rank else None)
     if broken == "open_run" and rank == 1:  # That one never opens it.
         assert [ended.code for ended in told] == [0, 0]
@@ -280,7 +282,7 @@ def test_a_run_folder_that_only_one_process_sees_is_refused_before_the_first_ste
 
 def test_a_failure_in_a_block_of_all_is_raised_by_each_and_none_is_no_failure(tmp_path):
     def process(rank: int) -> None:
-        with join("cpu") as world:
+        with init_distributed("cpu") as world:
             for text in ("", "损坏\nline two"):
                 try:
                     with world.all_or_none():
@@ -365,9 +367,7 @@ def test_the_training_set_is_hashed_once_and_by_one_process_of_a_machine(paths, 
         return honest(path)
 
     monkeypatch.setattr(dataset, "sha256_of", counting)
-    training.train_model(
-        settings("optim.max_steps=2"), at(paths, tmp_path / "run"), replace(ALONE, local_rank=local_rank)
-    )
+    loop.train_model(settings("optim.max_steps=2"), at(paths, tmp_path / "run"), replace(ALONE, local_rank=local_rank))
     files = ["en.ids", "en.offsets", "zh.ids", "zh.offsets", "rows"]
     assert sorted(hashed) == (
         [] if local_rank else sorted(f"{split}.{file}" for split in ("train", "dev") for file in files)

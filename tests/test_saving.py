@@ -14,13 +14,16 @@ import pytest
 import torch
 
 from forked import forked
-from nmt import checkpoint, saving, training, watch
-from nmt.dataset import open_dataset
+from nmt.data.dataset import open_dataset
 from nmt.errors import CheckpointError, Preempted
-from nmt.saving import Saver
-from nmt.step import Trainer, prepare, train_step
-from nmt.training import train_model
-from nmt.validation import Progress
+from nmt.runs import checkpoint
+from nmt.runs.run_dir import RunDir
+from nmt.training import loop, watchdog
+from nmt.training import saver as saving
+from nmt.training.loop import train_model
+from nmt.training.saver import Saver
+from nmt.training.step import Trainer, prepare, train_step
+from nmt.training.validation import Progress
 from test_checkpoint_kills import Moments
 from tiny import ALONE, STEPS, at, equal, final, settings, state, weights
 
@@ -60,7 +63,7 @@ def test_a_checkpoint_is_of_its_step_whatever_the_training_does_before_it_is_wri
     trainer, paths, tmp_path, monkeypatch
 ):
     held, before = Held(monkeypatch), content(trainer)
-    with Saver(trainer, tmp_path) as saver:
+    with Saver(trainer, RunDir(tmp_path)) as saver:
         saver.save(Progress(step=1, best_step=1), best=True)
         for number in (2, 3):
             step(trainer, paths, number)
@@ -78,7 +81,7 @@ def test_a_checkpoint_is_of_its_step_whatever_the_training_does_before_it_is_wri
 
 def test_the_next_save_waits_for_the_one_before_and_uses_its_memory_again(trainer, tmp_path, monkeypatch):
     held, memory = Held(monkeypatch), []
-    with Saver(trainer, tmp_path) as saver:
+    with Saver(trainer, RunDir(tmp_path)) as saver:
         saver.save(Progress(step=5))
         memory.append({name: copy.data_ptr() for name, copy in saver.copies.items()})
         held.began.wait(60)
@@ -92,7 +95,7 @@ def test_the_next_save_waits_for_the_one_before_and_uses_its_memory_again(traine
 
 
 def test_a_best_model_alone_is_no_checkpoint_to_go_on_from(trainer, tmp_path):
-    with Saver(trainer, tmp_path) as saver:
+    with Saver(trainer, RunDir(tmp_path)) as saver:
         saver.save(Progress(step=3), resumable=False, best=True)
         saver.wait()
         assert not any("optimizer" in name for name in saver.copies), "and its moments are not copied"
@@ -108,7 +111,7 @@ def test_what_goes_wrong_in_the_thread_is_raised_by_the_next_that_asks_and_once(
         raise OSError(28, "No space left on device")
 
     def saves() -> None:
-        with Saver(trainer, tmp_path) as saver:
+        with Saver(trainer, RunDir(tmp_path)) as saver:
             saver.save(Progress(step=5))
             saver.thread.join()
             if asks == "save":
@@ -119,7 +122,7 @@ def test_what_goes_wrong_in_the_thread_is_raised_by_the_next_that_asks_and_once(
                 return  # The block's end asks.
         raise AssertionError("it has not been raised")
 
-    with Saver(trainer, tmp_path) as saver:
+    with Saver(trainer, RunDir(tmp_path)) as saver:
         saver.save(Progress(step=1))
     monkeypatch.setattr(checkpoint, "save_file", full)
     with pytest.raises(CheckpointError, match=r"cannot write .*step-00000005: .*No space left.*Older checkpoints are"):
@@ -134,7 +137,7 @@ def test_an_error_of_the_training_is_not_hidden_by_one_of_the_thread_which_still
     threading.Timer(0.2, held.may.set).start()
 
     def saves() -> None:
-        with Saver(trainer, tmp_path) as saver:
+        with Saver(trainer, RunDir(tmp_path)) as saver:
             saver.save(Progress(step=5))
             raise RuntimeError("out of luck")
 
@@ -215,7 +218,7 @@ def test_a_training_killed_at_any_moment_inside_the_thread_ends_with_the_weights
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_while_the_thread_writes_ends_the_training_after_both_saves(paths, tmp_path, monkeypatch, number):
-    run, take_step = at(paths, tmp_path / "run"), training.train_step
+    run, take_step = at(paths, tmp_path / "run"), loop.train_step
     with monkeypatch.context() as patch:
         held = Held(patch)
 
@@ -226,7 +229,7 @@ def test_a_signal_while_the_thread_writes_ends_the_training_after_both_saves(pat
                 threading.Timer(0.3, held.may.set).start()
             return take_step(trainer, update, step)
 
-        patch.setattr(training, "train_step", signalled)
+        patch.setattr(loop, "train_step", signalled)
         with pytest.raises(Preempted, match="after step 7, which is saved"):
             train_model(settings(), run, ALONE)
         assert held.saved == ["step-00000005", "step-00000007"]
@@ -243,8 +246,11 @@ def test_a_save_is_wished_for_after_so_many_minutes_without_one_by_the_leader_al
     now = [1000.0]
     monkeypatch.setattr(saving, "time", SimpleNamespace(monotonic=lambda: now[0], perf_counter=lambda: now[0]))
     hourly = replace(trainer, config=settings("train.save_minutes=60"))
-    saver, never = Saver(hourly, tmp_path), Saver(replace(trainer, config=settings("train.save_minutes=0")), tmp_path)
-    follower = Saver(replace(hourly, world=SimpleNamespace(leads=False, device=ALONE.device)), tmp_path)
+    saver, never = (
+        Saver(hourly, RunDir(tmp_path)),
+        Saver(replace(trainer, config=settings("train.save_minutes=0")), RunDir(tmp_path)),
+    )
+    follower = Saver(replace(hourly, world=SimpleNamespace(is_main=False, device=ALONE.device)), RunDir(tmp_path))
     wishes = []
     for seconds in (3599, 1, 0, 3600, 1800):
         now[0] += seconds
@@ -271,10 +277,10 @@ def test_a_training_saved_by_minutes_resumes_there_and_ends_as_one_that_was_not(
             raise KeyboardInterrupt
         return take_step(trainer, update, number)
 
-    take_step = training.train_step
+    take_step = loop.train_step
     with monkeypatch.context() as patch:
         patch.setattr(Saver, "wishes", wishes)
-        patch.setattr(training, "train_step", step)
+        patch.setattr(loop, "train_step", step)
         with pytest.raises(KeyboardInterrupt):
             train_model(settings(), run, ALONE)
         train_model(settings(), run, ALONE)
@@ -291,18 +297,18 @@ def test_processes_agree_on_a_wish_and_on_a_signal_a_step_later():
         """A process beside this one, with the values that it gives."""
 
         def __init__(self, *theirs: int) -> None:
-            self.theirs, self.size, self.leads = iter(theirs), 2, True
+            self.theirs, self.size, self.is_main = iter(theirs), 2, True
 
-        def largest(self, value: int):
+        def all_reduce_max(self, value: int):
             found = max(value, next(self.theirs))
             return SimpleNamespace(wait=lambda: found)
 
-    stop = watch.Stop(Other(0, 0, 1, 0, 2 * signal.SIGTERM, 0))
-    answers = [stop.agreed(wish=wish) for wish in (True, False, False, False, True, False)]
+    stop = watchdog.GracefulShutdown(Other(0, 0, 1, 0, 2 * signal.SIGTERM, 0))
+    answers = [stop.requested(wish=wish) for wish in (True, False, False, False, True, False)]
     assert answers == [(0, False), (0, True), (0, False), (0, True), (0, False), (signal.SIGTERM, False)]
-    last = watch.Stop(Other(0, 1))
-    assert [last.agreed(), last.agreed(last=True)] == [(0, False), (0, True)]
-    alone = watch.Stop(ALONE)
-    assert [alone.agreed(wish=wish) for wish in (True, False)] == [(0, True), (0, False)]
+    last = watchdog.GracefulShutdown(Other(0, 1))
+    assert [last.requested(), last.requested(last=True)] == [(0, False), (0, True)]
+    alone = watchdog.GracefulShutdown(ALONE)
+    assert [alone.requested(wish=wish) for wish in (True, False)] == [(0, True), (0, False)]
     alone.noted = signal.SIGINT
-    assert alone.agreed(wish=True) == (signal.SIGINT, True)
+    assert alone.requested(wish=True) == (signal.SIGINT, True)

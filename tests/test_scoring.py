@@ -15,10 +15,10 @@ from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 from sacrebleu.significance import PairedTest
 
-from nmt import scoring
 from nmt.config import EvalConfig
 from nmt.errors import ConfigError, DataError
-from nmt.text import read_lines
+from nmt.evaluation import metrics as scoring
+from nmt.io import read_lines
 
 PLAIN = EvalConfig(bootstrap=0)
 SIGNATURE = f"nrefs:1|case:mixed|eff:no|tok:zh|smooth:exp|version:{sacrebleu.__version__}"
@@ -315,7 +315,7 @@ def test_tokenised_text_is_named_in_our_own_words(caplog):
     scoring.score(["It is late ."] + ["It is late."] * 9, rows(refs), "en", PLAIN)
     assert caplog.records == [], "a tenth may be an accident"
     scoring.score(["It is late ."] * 200, rows(["It is late ."] * 200), "en", PLAIN)
-    assert [record.name for record in caplog.records] == ["nmt.scoring"] * 2
+    assert [record.name for record in caplog.records] == ["nmt.evaluation.metrics"] * 2
     assert "of the 200 references" in caplog.text
 
 
@@ -368,14 +368,18 @@ short_texts = st.lists(st.text("ab 好", max_size=9), min_size=1, max_size=12)
 @given(train=short_texts, srcs=short_texts)
 def test_the_floor_is_what_comparing_with_every_pair_finds(train, srcs):
     names = [str(place) for place in range(len(train))]
-    assert scoring.floor_translations(train, names, srcs) == slow_floor(train, names, srcs)
+    assert scoring.baseline_translations(train, names, srcs) == slow_floor(train, names, srcs)
 
 
 def test_a_sentence_of_train_is_looked_up_and_of_equals_the_first():
     train = ["He is here.", "She is there.", "He is here."]
-    assert scoring.floor_translations(train, ["一", "二", "三"], ["He is here.", "there", "xyz"]) == ["一", "二", "一"]
+    assert scoring.baseline_translations(train, ["一", "二", "三"], ["He is here.", "there", "xyz"]) == [
+        "一",
+        "二",
+        "一",
+    ]
     with pytest.raises(DataError, match="no training text"):
-        scoring.floor_translations([], [], ["a"])
+        scoring.baseline_translations([], [], ["a"])
 
 
 def test_the_ceiling_scores_the_first_reference_against_the_others():
@@ -385,11 +389,11 @@ def test_the_ceiling_scores_the_first_reference_against_the_others():
         [row[1] for row in refs if len(row) > 1],
         [row[2] if len(row) > 2 else None for row in refs if len(row) > 1],
     ]
-    found = scoring.human_ceiling(refs, "zh")
+    found = scoring.human_score(refs, "zh")
     assert found["lines"] == 24
     assert found["bleu"]["value"] == BLEU(tokenize="zh").corpus_score(first, others).score
-    assert scoring.human_ceiling(refs[:29], "zh")["lines"] == 20
-    assert scoring.human_ceiling(refs[:28], "zh") is None, "19 lines are too few"
+    assert scoring.human_score(refs[:29], "zh")["lines"] == 20
+    assert scoring.human_score(refs[:28], "zh") is None, "19 lines are too few"
 
 
 # ── what comes out ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -544,10 +548,10 @@ def test_off_is_off_for_a_comparison_too(monkeypatch):
 
 
 def test_a_floor_says_which_way_its_metric_is_better():
-    assert scoring.floor_text("bleu", 20, 5) == "floor 5.00, +15.00"
-    assert scoring.floor_text("chrf", 20, 25.5) == "floor 25.50, -5.50"
-    assert scoring.floor_text("ter", 85.55, 65.52) == "floor 65.52, 20.03 worse (lower is better)"
-    assert scoring.floor_text("ter", 60, 65.5) == "floor 65.50, 5.50 better (lower is better)"
+    assert scoring.baseline_text("bleu", 20, 5) == "floor 5.00, +15.00"
+    assert scoring.baseline_text("chrf", 20, 25.5) == "floor 25.50, -5.50"
+    assert scoring.baseline_text("ter", 85.55, 65.52) == "floor 65.52, 20.03 worse (lower is better)"
+    assert scoring.baseline_text("ter", 60, 65.5) == "floor 65.50, 5.50 better (lower is better)"
     settings = EvalConfig(metrics=ALL, bootstrap=0)
     told = scoring.report_lines(scoring.evaluate(HYPS, SRCS, rows(REFS), "zh", settings, train=(SRCS, REFS)))
     (ter,) = [line for line in told if line.startswith("TER")]
@@ -567,7 +571,7 @@ def test_a_floor_says_which_way_its_metric_is_better():
 def test_the_floor_of_the_real_corpus_is_where_it_was_measured(foreign_data, split, src, tgt, low, high):
     folder = foreign_data / "cmn" / "split"
     train = read_lines(folder / f"train.{src}"), read_lines(folder / f"train.{tgt}")
-    hyps = scoring.floor_translations(*train, read_lines(folder / f"{split}.{src}"))
+    hyps = scoring.baseline_translations(*train, read_lines(folder / f"{split}.{src}"))
     assert low < scoring.bleu(hyps, rows(read_lines(folder / f"{split}.{tgt}")), tgt[:2]).value < high
 
 

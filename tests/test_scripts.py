@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 import torch
 
-from nmt.launch import family
-from nmt.symbols import EOS
-from nmt.text import write_lines
+from nmt.distributed.launcher import family
+from nmt.io import write_lines
+from nmt.special_tokens import EOS
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 SHELL = sorted([*SCRIPTS.glob("*.sh"), *SCRIPTS.glob("*.sbatch")])
@@ -349,13 +349,13 @@ def test_the_trainings_of_a_bench_that_is_killed_end_with_it(paths, tmp_path, sc
 @pytest.mark.parametrize("processes", [1, 2])
 def test_the_tiny_trainings_of_doctor_end_with_it(tmp_path, processes):
     # Stands for nmt, so that it is there at once.
-    code = "import time; from nmt.launch import launch; " + (
+    code = "import time; from nmt.distributed.launcher import launch; " + (
         "time.sleep(900)" if processes == 1 else "launch(['-c', 'import time; time.sleep(900)'], 2)"
     )
     doctor = f"""
 import sys, time
 from pathlib import Path
-from nmt.rehearsal import Bench
+from nmt.diagnostics.trial_runs import Bench
 with Bench(Path({str(tmp_path)!r}), [], (sys.executable, "-c", {code!r})).training("name"):
     time.sleep(900)
 """

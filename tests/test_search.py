@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nmt.decoding.search import BLOCK, _compact, _largest, beam_search, greedy_search, penalty, sample, sample_token
 from nmt.errors import NmtError
-from nmt.search import BLOCK, _closed_up, _largest, beam_search, draw, greedy_search, penalty, sample
-from nmt.symbols import BOS, EOS, UNK
+from nmt.special_tokens import BOS, EOS, UNK
 
 V = 7
 """pad, unk, bos, eos and three words: 4, 5, 6."""
@@ -234,7 +234,7 @@ def test_a_beam_that_never_finishes_returns_its_best_live_hypothesis(beam):
 )
 def test_a_result_does_not_depend_on_the_neighbours(seeds, dtype, ties, data):
     limits = [1 + seed % 9 for seed in seeds]
-    prefixes = [data.draw(st.lists(st.sampled_from(WORDS), max_size=2)) for _ in seeds]
+    prefixes = [data.sample_token(st.lists(st.sampled_from(WORDS), max_size=2)) for _ in seeds]
 
     def each(rows, beam, how):
         decoder = TableDecoder([seeds[i] for i in rows], beam, dtype=dtype, ties=ties)
@@ -369,7 +369,7 @@ def test_samples_follow_the_distribution_of_temperature_and_cuts():
     chance = (torch.arange(4000, dtype=torch.float64) + 0.5) / 4000  # every chance equally often: no noise
 
     def shares(temperature=1.0, top_k=0, top_p=1.0):
-        drawn = draw(probability.log().repeat(4000, 1), chance, temperature, top_k, top_p)
+        drawn = sample_token(probability.log().repeat(4000, 1), chance, temperature, top_k, top_p)
         return (torch.bincount(drawn, minlength=4) / 4000).tolist()
 
     assert shares() == pytest.approx([0.5, 0.25, 0.15, 0.1], abs=1e-3)
@@ -384,13 +384,13 @@ def test_samples_follow_the_distribution_of_temperature_and_cuts():
 def test_top_p_takes_the_fewest_tokens_that_reach_it():
     chance = torch.arange(0, 1, 0.01, dtype=torch.float64)
     for top_p, taken in ((0.25, {0}), (0.26, {0, 1}), (0.5, {0, 1}), (0.51, {0, 1, 2}), (1.0, {0, 1, 2, 3})):
-        drawn = draw(torch.zeros(len(chance), 4, dtype=torch.float64), chance, 1.0, 0, top_p)  # four quarters
+        drawn = sample_token(torch.zeros(len(chance), 4, dtype=torch.float64), chance, 1.0, 0, top_p)  # four quarters
         assert set(drawn.tolist()) == taken
 
 
 def test_a_forbidden_token_is_never_drawn_even_at_the_edges_of_chance():
     logp = torch.tensor([[-math.inf, math.log(0.5), -math.inf, math.log(0.5)]]).repeat(3, 1)
-    drawn = draw(logp, torch.tensor([0.0, 0.5, 1 - 1e-16], dtype=torch.float64), 1.0, 0, 1.0)
+    drawn = sample_token(logp, torch.tensor([0.0, 0.5, 1 - 1e-16], dtype=torch.float64), 1.0, 0, 1.0)
     assert set(drawn.tolist()) <= {1, 3}
 
 
@@ -410,7 +410,7 @@ def test_an_empty_batch_gives_nothing():
 
 @given(stays=st.lists(st.booleans(), max_size=20))
 def test_those_that_stay_close_up_and_only_as_many_move_as_leave(stays):
-    order = _closed_up(stays)
+    order = _compact(stays)
     assert sorted(order) == [place for place, stay in enumerate(stays) if stay]
     moved = [place for to, place in enumerate(order) if place != to]
     assert len(moved) == stays[: len(order)].count(False)

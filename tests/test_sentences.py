@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmt.sentences import cut_to_fit, split_sentences
+from nmt.decoding.sentence_splitter import cut_to_fit, split_sentences
 
 SPLIT = [
     # Chinese: the quotation stays in its sentence, closing quotes stay with their mark.

@@ -12,14 +12,25 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from nmt import batching, step
-from nmt.batching import collate
-from nmt.dataset import Column, ParallelDataset, open_dataset
-from nmt.distributed import World
-from nmt.optimizer import learning_rate
-from nmt.sizes import training_flops
-from nmt.step import OutOfMemory, Trainer, dev_loss, largest, memory_told, mix, prepare, rehearse, train_step
-from nmt.symbols import PAD
+from nmt.data import batching
+from nmt.data.batching import collate
+from nmt.data.dataset import Column, ParallelDataset, open_dataset
+from nmt.distributed.world import World
+from nmt.model.flops import training_flops
+from nmt.special_tokens import PAD
+from nmt.training import step
+from nmt.training.optimizer import learning_rate
+from nmt.training.step import (
+    OutOfMemory,
+    Trainer,
+    derive_seed,
+    dev_loss,
+    oom_context,
+    prepare,
+    probe_memory,
+    train_step,
+    worst_case_batch,
+)
 from tiny import ALONE, as_on_a_gpu, settings
 
 
@@ -132,13 +143,13 @@ class Alone:
     """The first of two processes, whose gradients DDP would halve: the other one has nothing to add."""
 
     def __init__(self) -> None:
-        self.rank, self.size, self.device, self.leads = 0, 2, torch.device("cpu"), True
+        self.rank, self.size, self.device, self.is_main = 0, 2, torch.device("cpu"), True
 
 
 def test_of_two_processes_one_computes_its_share_and_counts_a_borrowed_micro_batch_for_nothing(data, monkeypatch):
-    """DDP takes the mean of the gradients, so each process gives twice its part of the sum; see nmt.batching.share."""
+    """DDP takes the mean of the gradients, so each process gives twice its part of the sum; see batching.share."""
     monkeypatch.setattr(step, "parallelize", lambda model, world: model)
-    monkeypatch.setattr(Trainer, "alone", lambda self: step.contextlib.nullcontext())
+    monkeypatch.setattr(Trainer, "no_sync", lambda self: step.contextlib.nullcontext())
     changes = ("model.dropout=0", "optim.clip_norm=0", "train.device_tokens=5000")
     update = np.array([0, 1, 2])
     whole = build(*changes)
@@ -199,14 +210,14 @@ def test_several_processes_exchange_gradients_twice_before_the_first_step(data, 
         alone.clear()
 
     monkeypatch.setattr(step, "parallelize", lambda model, world: model)
-    monkeypatch.setattr(Trainer, "alone", not_exchanged)
+    monkeypatch.setattr(Trainer, "no_sync", not_exchanged)
     monkeypatch.setattr(step, "_pass", lambda trainer, data, pairs: passes.append((len(pairs) > 1, not alone)))
     two = Alone()
     two.sum = list
     for world in (ALONE, two):
-        rehearse(build(world=world), data)
-    one, exchanged, largest = (False, False), (False, True), (True, False)
-    assert passes == [largest, one, exchanged, exchanged, largest]
+        probe_memory(build(world=world), data)
+    one, exchanged, worst_case_batch = (False, False), (False, True), (True, False)
+    assert passes == [worst_case_batch, one, exchanged, exchanged, worst_case_batch]
 
 
 def test_dropout_draws_other_masks_in_each_micro_batch_step_and_seed(data, monkeypatch):
@@ -226,10 +237,10 @@ def test_dropout_draws_other_masks_in_each_micro_batch_step_and_seed(data, monke
 
 
 def test_a_mixed_seed_depends_on_each_number_and_their_order():
-    seeds = {mix(*numbers) for numbers in itertools.product((0, 1, 2), repeat=3)}
+    seeds = {derive_seed(*numbers) for numbers in itertools.product((0, 1, 2), repeat=3)}
     assert len(seeds) == 27
     assert all(0 <= seed < 2**63 for seed in seeds)
-    drawn = np.array([mix(1, number) for number in range(2000)], dtype=np.float64) / 2**63
+    drawn = np.array([derive_seed(1, number) for number in range(2000)], dtype=np.float64) / 2**63
     assert abs(drawn.mean() - 0.5) < 0.03, "no bit is always the same"
     assert (drawn < 0.5).mean() == pytest.approx(0.5, abs=0.05)
 
@@ -322,12 +333,12 @@ def test_products_are_made_in_the_precision_that_was_set(precision, dtype):
 )
 def test_running_out_of_memory_is_told_with_the_size_of_what_was_computed(error):
     data = of_lengths([3, 9, 4], [5, 2, 1])
-    with pytest.raises(OutOfMemory) as told, memory_told(build(), data, np.array([2, 0, 1])):
+    with pytest.raises(OutOfMemory) as told, oom_context(build(), data, np.array([2, 0, 1])):
         raise error
     assert told.value.__cause__ is error
     for words in ("process 0 of 1", "of 3 pairs, 27 token slots a side", "has 9 + 2 tokens (line 11 of", "now 40)"):
         assert words in str(told.value)
-    with pytest.raises(RuntimeError, match="shapes"), memory_told(build(), data, np.array([0])):
+    with pytest.raises(RuntimeError, match="shapes"), oom_context(build(), data, np.array([0])):
         raise RuntimeError("shapes do not fit")
 
 
@@ -353,15 +364,15 @@ def test_the_largest_micro_batch_takes_the_most_memory_of_all_that_are_alike(tok
         def size(pairs, src=src, tgt=tgt):
             return len(pairs) * sum(n * (1 + n / 16) for n in (src[pairs].max(), tgt[pairs].max()))
 
-        found = largest(trainer, data)
+        found = worst_case_batch(trainer, data)
         assert size(found) == pytest.approx(plain_largest(trainer, src, tgt))
-        assert len(found) == 1 or batching.area(src[found], tgt[found]) <= min(tokens, 1.25 * update)
+        assert len(found) == 1 or batching.padded_size(src[found], tgt[found]) <= min(tokens, 1.25 * update)
 
 
 def test_an_update_tells_where_it_is_and_with_which_lines(data):
     told = []
 
-    class Listening(step.Nowhere):
+    class Listening(step.NoHeartbeat):
         def __call__(self, doing, rows=(), step=None):
             told.append((doing, list(rows), step))
 
@@ -384,7 +395,7 @@ def test_auto_takes_three_quarters_until_it_fits_and_says_so(data, monkeypatch, 
     as_on_a_gpu(monkeypatch)
     monkeypatch.setattr(step, "_pass", passing)
     with caplog.at_level("INFO"):
-        assert rehearse(build("train.device_tokens=auto"), data).device_tokens == found
+        assert probe_memory(build("train.device_tokens=auto"), data).device_tokens == found
     assert f"train.device_tokens is {found}, the largest that fits" in caplog.text
 
 
@@ -392,7 +403,7 @@ def test_auto_takes_three_quarters_until_it_fits_and_says_so(data, monkeypatch, 
 def test_auto_leaves_a_tenth_of_a_gpu_to_spare_and_a_limit_that_was_set_does_not(data, monkeypatch, tokens, found):
     as_on_a_gpu(monkeypatch)
     now, resets = [], []
-    gpu = SimpleNamespace(rank=0, size=1, device=torch.device("cuda"), leads=True, sum=list)
+    gpu = SimpleNamespace(rank=0, size=1, device=torch.device("cuda"), is_main=True, sum=list)
     trainer = replace(build(f"train.device_tokens={tokens}"), world=gpu)
     # As much of 100 is reserved as in a GPU where 105 tokens take 90 of it.
     reserved = {188: 99, 141: 92, 112: 91, 105: 90, 78: 50}
@@ -404,7 +415,7 @@ def test_auto_leaves_a_tenth_of_a_gpu_to_spare_and_a_limit_that_was_set_does_not
         ("empty_cache", lambda: resets.append("cache")),
     ):
         monkeypatch.setattr(step.torch.cuda, name, answer)
-    assert rehearse(trainer, data).device_tokens == found
+    assert probe_memory(trainer, data).device_tokens == found
     assert resets == [gpu.device, "cache"] * len(now), "nothing of one try is left for the next"
 
 
@@ -420,11 +431,11 @@ def test_auto_gives_up_where_the_longest_pair_would_be_cut(monkeypatch, src, tgt
 
     monkeypatch.setattr(step, "_pass", failing)
     with pytest.raises(OutOfMemory):
-        rehearse(build("train.device_tokens=auto"), data)
+        probe_memory(build("train.device_tokens=auto"), data)
     assert seen == [188, 141, 105]
     seen.clear()
     with pytest.raises(OutOfMemory):
-        rehearse(build("train.device_tokens=100"), data)
+        probe_memory(build("train.device_tokens=100"), data)
     assert seen == [100], "a limit that was set stays"
 
 
@@ -432,7 +443,7 @@ def test_a_rehearsal_leaves_neither_gradients_nor_other_weights_nor_other_random
     trainer = build()
     before, _ = [p.detach().clone() for p in trainer.model.parameters()], torch.manual_seed(7)
     expected, _ = torch.rand(3), torch.manual_seed(7)
-    rehearse(trainer, data)
+    probe_memory(trainer, data)
     assert torch.equal(torch.rand(3), expected)
     assert all(p.grad is None for p in trainer.model.parameters())
     assert all(torch.equal(p, old) for p, old in zip(trainer.model.parameters(), before, strict=True))
@@ -443,13 +454,13 @@ def test_the_rehearsal_holds_adams_moments_that_are_still_to_come(data, monkeypa
     empty_like = torch.empty_like
     monkeypatch.setattr(step.torch, "empty_like", lambda p: sizes.append(p.numel()) or empty_like(p))
     monkeypatch.setattr(step, "_pass", lambda *_: None)
-    rehearse(trainer, data)
+    probe_memory(trainer, data)
     assert sum(sizes) == 2 * sum(p.numel() for p in trainer.model.parameters())
     monkeypatch.undo()
     train_step(trainer, prepare(trainer, data, np.arange(9)), 1)
     monkeypatch.setattr(step.torch, "empty_like", lambda p: pytest.fail("the moments exist by now"))
     monkeypatch.setattr(step, "_pass", lambda *_: None)
-    rehearse(trainer, data)
+    probe_memory(trainer, data)
 
 
 # ── the dev set ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from nmt import config, pipeline, stages
-from nmt.text import read_lines
+from nmt import config
+from nmt.io import read_lines
+from nmt.pipeline import engine, stages
 
 ROOT = Path(__file__).parent.parent
 TINY = """
@@ -48,7 +49,7 @@ def nmt(folder: Path, *words: str, stdin: str = "", code: int = 0) -> subprocess
 def states(folder: Path, *changes: str) -> dict[str, str]:
     """How things stand with each stage, asked for in this process."""
     with contextlib.chdir(folder):
-        found = pipeline.status(stages.street(config.load("tiny.yaml", changes)))
+        found = engine.status(stages.build_stages(config.load("tiny.yaml", changes)))
     return {state.stage.name: state.word for state in found}
 
 
@@ -130,7 +131,7 @@ def test_the_order_of_sources_decides_which_of_equal_pairs_is_kept_and_so_the_st
     for order in orders:
         nmt(folder, "clean", "-c", "tiny.yaml", "--set", order)
         with contextlib.chdir(folder):
-            made = stages.street(config.load("tiny.yaml", [order]))[0].writes.resolve()
+            made = stages.build_stages(config.load("tiny.yaml", [order]))[0].writes.resolve()
         found.append((made / "train.en").read_text(encoding="utf-8"))
     assert found[0] != found[1]
     assert found[1].isupper()

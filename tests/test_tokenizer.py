@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 
 from bars import watched_bars
 from forked import forked
-from nmt import tokenizer as bpe
 from nmt.config import BpeConfig
+from nmt.data import tokenizer as bpe
+from nmt.data.tokenizer import Tokenizer, _attempt, load_tokenizers, train_bpe, verification_lines
 from nmt.errors import ConfigError, DataError
-from nmt.symbols import BOS, EOS, PAD, UNK
-from nmt.text import read_lines, write_lines
-from nmt.tokenizer import Tokenizer, _attempt, certificate_lines, load_tokenizers, train_bpe
+from nmt.io import read_lines, write_lines
+from nmt.special_tokens import BOS, EOS, PAD, UNK
 
 LANGUAGES = ("en", "zh")
 SMALL = BpeConfig(vocab_size=420, coverage=0.995)
@@ -77,7 +77,7 @@ def test_a_change_is_named_by_its_line_whatever_block_it_is_in(clean: Path, monk
     lines = ["The teacher"] * 8
     for place in range(8):
         odd = [*lines[:place], "a\u2581b", *lines[place + 1 :]]
-        found = bpe.certify({"en": model}, {"en": odd}, {"en": lines})["sides"]["en"]
+        found = bpe.verify_tokenizer({"en": model}, {"en": odd}, {"en": lines})["sides"]["en"]
         assert (found["lines"], found["changed_lines"], found["first_change"]) == (8, 1, place + 1)
 
 
@@ -150,7 +150,7 @@ def test_a_piece_that_is_not_there_is_an_error(tokenizer):
 
 def test_a_second_run_makes_the_same_bytes(clean, joint, tmp_path):
     train_bpe(clean, SMALL, LANGUAGES, tmp_path)
-    for name in ("joint.model", "joint.vocab", "certificate.json"):
+    for name in ("joint.model", "joint.vocab", "verification.json"):
         assert (tmp_path / name).read_bytes() == (joint / name).read_bytes()
     assert str(clean).encode() not in (joint / "joint.model").read_bytes()
 
@@ -199,10 +199,10 @@ def test_a_user_symbol_that_cannot_be_a_piece_is_refused(symbols):
 
 
 def test_without_joint_each_language_has_a_model_of_its_own(clean, joint, tmp_path):
-    certificate = train_bpe(clean, BpeConfig(vocab_size=320, coverage=0.995, joint=False), LANGUAGES, tmp_path)
+    verification = train_bpe(clean, BpeConfig(vocab_size=320, coverage=0.995, joint=False), LANGUAGES, tmp_path)
     en, zh = load_tokenizers(tmp_path, "en", "zh")
     assert sorted(path.name for path in tmp_path.glob("*.model")) == ["en.model", "zh.model"]
-    assert en.sha256 != zh.sha256 == certificate["models"]["zh"]["sha256"]
+    assert en.sha256 != zh.sha256 == verification["models"]["zh"]["sha256"]
     assert " " not in "".join(read_lines(clean / "train.zh"))
     assert zh.decode(zh.encode(["a 老师"])) == en.decode(en.encode(["a 老师"])) == ["a 老师"]
     src, tgt = load_tokenizers(joint, "zh", "en")
@@ -216,9 +216,9 @@ def test_without_joint_each_language_has_a_model_of_its_own(clean, joint, tmp_pa
 
 def test_a_model_that_fits_is_taken_as_it_is(clean, joint, tmp_path):
     given = BpeConfig(model=(str(joint / "joint.model"),))
-    certificate = train_bpe(clean, given, LANGUAGES, tmp_path)
+    verification = train_bpe(clean, given, LANGUAGES, tmp_path)
     assert (tmp_path / "joint.model").read_bytes() == (joint / "joint.model").read_bytes()
-    assert certificate == json.loads((joint / "certificate.json").read_text())
+    assert verification == json.loads((joint / "verification.json").read_text())
 
 
 @pytest.mark.parametrize(
@@ -250,17 +250,17 @@ def test_a_file_that_is_no_model_is_refused(clean, tmp_path):
 
 
 def test_the_certificate_counts_what_is_in_train(clean, joint, tokenizer):
-    certificate = json.loads((joint / "certificate.json").read_text())
+    verification = json.loads((joint / "verification.json").read_text())
     seen: Counter[int] = Counter()
     for side in LANGUAGES:
         ids = [tokenizer.encode([line])[0] for line in read_lines(clean / f"train.{side}")]
         seen.update(itertools.chain(*ids))
-        assert certificate["sides"][side]["tokens_per_sentence"] == pytest.approx(sum(map(len, ids)) / len(ids))
-        assert certificate["sides"][side]["unknown"] == certificate["sides"][side]["changed_lines"] == 0
+        assert verification["sides"][side]["tokens_per_sentence"] == pytest.approx(sum(map(len, ids)) / len(ids))
+        assert verification["sides"][side]["unknown"] == verification["sides"][side]["changed_lines"] == 0
     learnt = [i for i, piece in enumerate(tokenizer.pieces(range(420))) if i > EOS and not piece.startswith("<0x")]
-    assert certificate["models"]["joint"]["rare_pieces"] == sum(seen[i] < 10 for i in learnt)
-    assert certificate["bleu_ceiling"] == 100.0
-    assert "BLEU ceiling on dev: 100.0" in certificate_lines(certificate)
+    assert verification["models"]["joint"]["rare_pieces"] == sum(seen[i] < 10 for i in learnt)
+    assert verification["bleu_ceiling"] == 100.0
+    assert "BLEU ceiling on dev: 100.0" in verification_lines(verification)
 
 
 def test_text_that_does_not_come_back_fails_the_stage_and_names_the_line(tmp_path):
@@ -271,7 +271,7 @@ def test_text_that_does_not_come_back_fails_the_stage_and_names_the_line(tmp_pat
     train["zh"][6], dev["zh"][3] = "老师在读报纸。", "\u2581"
     with pytest.raises(DataError, match=r"dev"):
         train_bpe(write_clean(tmp_path, train, dev), SMALL, LANGUAGES, tmp_path)
-    assert json.loads((tmp_path / "certificate.json").read_text())["bleu_ceiling"] is None
+    assert json.loads((tmp_path / "verification.json").read_text())["bleu_ceiling"] is None
 
 
 # ── BPE-dropout ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -311,7 +311,7 @@ def test_samples_are_the_same_in_every_process_and_others_for_another_seed(clean
         return hashlib.sha256(json.dumps(tokenizer.encode_sampled(lines, 0.1, seed)).encode()).hexdigest()
 
     program = (
-        "import hashlib, json; from nmt.text import read_lines; from nmt.tokenizer import Tokenizer\n"
+        "import hashlib, json; from nmt.io import read_lines; from nmt.data.tokenizer import Tokenizer\n"
         f"tokenizer = Tokenizer.load({str(joint / 'joint.model')!r}); tokenizer.encode_sampled(['warm up'], 0.5, 9)\n"
         f"ids = tokenizer.encode_sampled(read_lines({str(clean / 'train.en')!r}), 0.1, 7)\n"
         "print(hashlib.sha256(json.dumps(ids).encode()).hexdigest())"
@@ -342,13 +342,13 @@ def test_a_real_corpus_comes_back_whole_and_samples_as_sentencepiece_does(foreig
     split = foreign_data / "cmn" / "split"
     texts = {name: {"en": read_lines(split / f"{name}.en"), "zh": read_lines(split / f"{name}.zhs")}
              for name in ("train", "dev")}  # fmt: skip
-    certificate = train_bpe(
+    verification = train_bpe(
         write_clean(tmp_path, texts["train"], texts["dev"]),
         BpeConfig(vocab_size=4000, coverage=0.995),
         LANGUAGES,
         tmp_path,
     )
-    assert certificate["models"]["joint"]["rare_share"] < 0.1
+    assert verification["models"]["joint"]["rare_share"] < 0.1
     tokenizer = Tokenizer.load(tmp_path / "joint.model")
     for lines in texts["train"].values():
         assert own_merges(tokenizer, lines) == tokenizer.encode(lines)

@@ -15,20 +15,20 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 
-from nmt.tracking import Tracker, duration
+from nmt.training.metrics_logger import MetricsLogger, duration
 
 SOURCE = Path(__file__).parent.parent / "src/nmt"
 
 
-def measure(run: Path, first: int, last: int, offset: float = 0.0) -> Tracker:
+def measure(run: Path, first: int, last: int, offset: float = 0.0) -> MetricsLogger:
     """Measure steps after `first` up to `last`, each as its number plus `offset`; the tracker is left open."""
-    tracker = Tracker(run, first_step=first, last_step=100, writes=True)
+    tracker = MetricsLogger(run, first_step=first, last_step=100, writes=True)
     for step in range(first + 1, last + 1):
         tracker.advance()
-        tracker.numbers("train", step, {"loss": step + offset})
+        tracker.log_scalars("train", step, {"loss": step + offset})
         if step % 5 == 0:
-            tracker.numbers("dev", step, {"loss": step + offset, "bleu": 2.0 * step, "sentences": 9})
-            tracker.translations(step, [("src", "ref", f"hyp {step} {offset}")])
+            tracker.log_scalars("dev", step, {"loss": step + offset, "bleu": 2.0 * step, "sentences": 9})
+            tracker.log_translations(step, [("src", "ref", f"hyp {step} {offset}")])
     return tracker
 
 
@@ -119,10 +119,10 @@ def test_a_clock_that_is_set_back_makes_no_negative_rate_or_time(tmp_path, monke
     readings = iter(range(10**6))
     for module in (time, sys.modules["tqdm.std"]):
         monkeypatch.setattr(module, "time", lambda: begun - 3600 * next(readings))
-    with Tracker(tmp_path, first_step=10, last_step=100, writes=True) as tracker:
+    with MetricsLogger(tmp_path, first_step=10, last_step=100, writes=True) as tracker:
         for step in range(11, 31):
             tracker.advance()
-            tracker.numbers("train", step, {"loss": 1.0})
+            tracker.log_scalars("train", step, {"loss": 1.0})
             tracker.bar.refresh()
     bars = re.findall(r"train: +\d+%.*?\[.*?\]", shown.getvalue())
     assert bars
@@ -131,11 +131,11 @@ def test_a_clock_that_is_set_back_makes_no_negative_rate_or_time(tmp_path, monke
 
 
 WALL_CLOCK = {
-    ("pipeline.py", "remembered_hashes"): "compares with a file's modification time",
+    ("pipeline.py", "cached_hashes"): "compares with a file's modification time",
     ("pipeline.py", "_sweep"): "compares with a folder's modification time",
     ("tracking.py", "_write"): "says when, not how long",
     ("provenance.py", "provenance"): "says when, not how long",
-    ("launch.py", "leave_word"): "is compared between processes, which have no other clock in common",
+    ("launch.py", "write_error_file"): "is compared between processes, which have no other clock in common",
     ("launch.py", "_wait"): "compares with what leave_word wrote",
 }
 
@@ -167,7 +167,7 @@ def test_a_full_disk_is_told_at_once_with_the_path(tmp_path, name):
     with open("/dev/full", "wb") as full:
         os.dup2(full.fileno(), stream.fileno())
     with pytest.raises(OSError, match="No space left") as caught, tracker:
-        tracker.numbers("train", 2, {"loss": 1.0})
+        tracker.log_scalars("train", 2, {"loss": 1.0})
     assert name in caught.value.filename
 
 
@@ -211,9 +211,9 @@ def clock(monkeypatch):
 )  # fmt: skip
 def test_the_terminal_gets_a_short_line_and_the_file_every_measurement(tmp_path, caplog, clock, kind, values, line):
     caplog.set_level(logging.INFO, "nmt")
-    with Tracker(tmp_path, first_step=0, last_step=100, writes=True) as tracker:
+    with MetricsLogger(tmp_path, first_step=0, last_step=100, writes=True) as tracker:
         clock[0] += 10
-        tracker.numbers(kind, 20, values)
+        tracker.log_scalars(kind, 20, values)
     assert caplog.messages == [line]
     assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {"kind": kind, "step": 20} | values
     assert {tag.split("/")[1] for tag in read_back(tmp_path)} == values.keys()
@@ -222,19 +222,19 @@ def test_the_terminal_gets_a_short_line_and_the_file_every_measurement(tmp_path,
 def test_what_is_left_is_judged_by_all_that_passed_since_this_process_began(tmp_path, caplog, clock):
     # 10 of the 60 steps that were missing, in 50 s, a validation included: 50 steps, 250 s are left.
     caplog.set_level(logging.INFO, "nmt")
-    with Tracker(tmp_path, first_step=40, last_step=100, writes=True) as tracker:
+    with MetricsLogger(tmp_path, first_step=40, last_step=100, writes=True) as tracker:
         clock[0] += 20
-        tracker.numbers("train", 45, {"loss": 1.0})
+        tracker.log_scalars("train", 45, {"loss": 1.0})
         clock[0] += 30
-        tracker.numbers("train", 50, {"loss": 1.0})
-        tracker.numbers("train", 100, {"loss": 1.0})
+        tracker.log_scalars("train", 50, {"loss": 1.0})
+        tracker.log_scalars("train", 100, {"loss": 1.0})
     left = [message.partition("ETA ")[2] for message in caplog.messages]
     assert left == [duration(20 / 5 * 55), duration(50 / 10 * 50), ""]
 
 
 def test_a_training_of_slow_steps_says_where_it_is_long_before_the_first_measurement(tmp_path, caplog, clock):
     caplog.set_level(logging.INFO, "nmt")
-    with Tracker(tmp_path, first_step=0, last_step=1000, writes=True) as tracker:
+    with MetricsLogger(tmp_path, first_step=0, last_step=1000, writes=True) as tracker:
         for _ in range(8):
             clock[0] += 20
             tracker.advance()
@@ -244,7 +244,7 @@ def test_a_training_of_slow_steps_says_where_it_is_long_before_the_first_measure
 def test_where_a_bar_shows_the_steps_no_lines_do(tmp_path, caplog, clock, monkeypatch):
     caplog.set_level(logging.INFO, "nmt")
     monkeypatch.setattr(sys, "stderr", Terminal())
-    with Tracker(tmp_path, first_step=0, last_step=10, writes=True) as tracker:
+    with MetricsLogger(tmp_path, first_step=0, last_step=10, writes=True) as tracker:
         for _ in range(4):
             clock[0] += 1000
             tracker.advance()
@@ -253,11 +253,11 @@ def test_where_a_bar_shows_the_steps_no_lines_do(tmp_path, caplog, clock, monkey
 
 def test_a_process_that_does_not_write_is_silent(tmp_path, caplog, clock):
     caplog.set_level(logging.INFO, "nmt")
-    with Tracker(tmp_path, first_step=0, last_step=10, writes=False) as tracker:
+    with MetricsLogger(tmp_path, first_step=0, last_step=10, writes=False) as tracker:
         clock[0] += 1000
         tracker.advance()
-        tracker.numbers("train", 1, MEASURED)
-        tracker.translations(1, [("a", "b", "c")])
+        tracker.log_scalars("train", 1, MEASURED)
+        tracker.log_translations(1, [("a", "b", "c")])
     assert caplog.messages == []
     assert list(tmp_path.iterdir()) == []
 
@@ -265,8 +265,8 @@ def test_a_process_that_does_not_write_is_silent(tmp_path, caplog, clock):
 def test_the_terminal_shows_the_beginning_of_two_translations_and_tensorboard_all(tmp_path, caplog):
     caplog.set_level(logging.INFO, "nmt")
     rows = [("src", "参考", "hn" * 100), ("s" * 80, "r" * 81, ""), ("third", "third", "third")]
-    with Tracker(tmp_path, first_step=0, last_step=10, writes=True) as tracker:
-        tracker.translations(5, rows)
+    with MetricsLogger(tmp_path, first_step=0, last_step=10, writes=True) as tracker:
+        tracker.log_translations(5, rows)
     shown = caplog.messages[0].split("\n")
     assert shown == [
         f"  src  =>  {('hn' * 40)[:79]}…  (ref 参考)",

@@ -16,21 +16,24 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from nmt import checkpoint, machine, training, validation
-from nmt.batching import collate, plan_epoch
 from nmt.config import BpeConfig, Config, EncodeConfig, load
-from nmt.dataset import encode_corpus, open_dataset
-from nmt.distributed import World
+from nmt.data.batching import collate, plan_epoch
+from nmt.data.dataset import encode_corpus, open_dataset
+from nmt.data.tokenizer import train_bpe
+from nmt.decoding.translator import Translator
+from nmt.distributed import host
+from nmt.distributed.world import World
 from nmt.errors import CheckpointError, ConfigError
-from nmt.provenance import TrainPaths, read_config
-from nmt.saving import Saver
-from nmt.sizes import parameters
-from nmt.step import StepStats, Trainer, TrainingModel, micro_batches, prepare, train_step
-from nmt.symbols import PAD
-from nmt.tokenizer import train_bpe
-from nmt.training import train_model
-from nmt.translation import Translator
-from nmt.validation import Progress
+from nmt.model.flops import parameters
+from nmt.runs import checkpoint
+from nmt.runs.identity import TrainPaths
+from nmt.runs.run_dir import read_config
+from nmt.special_tokens import PAD
+from nmt.training import loop, validation
+from nmt.training.loop import train_model
+from nmt.training.saver import Saver
+from nmt.training.step import StepStats, Trainer, TrainingModel, micro_batches, prepare, train_step
+from nmt.training.validation import Progress
 from tiny import ALONE, at, equal, losses, metrics, settings, weights
 
 
@@ -170,17 +173,17 @@ def clocked(monkeypatch, breaks_at: int = 0) -> None:
         clock.now += 600
         honest(*arguments, **more)
 
-    class Meter(training.Meter):
+    class Meter(loop.Meter):
         def __init__(self, world, precision):
             super().__init__(world, precision)
             self.peak = 1e4
 
     for name, fake in {"time": clock, "train_step": take_step, "validate": look, "Meter": Meter}.items():
-        monkeypatch.setattr(training, name, fake)
+        monkeypatch.setattr(loop, name, fake)
     monkeypatch.setattr(Saver, "save", save)
     moments = lambda _, model: {name: tensor.clone() for name, tensor in checkpoint._moments(model).items()}  # noqa: E731
     monkeypatch.setattr(checkpoint, "optimizer_tensors", moments)
-    monkeypatch.setattr(training, "choose_final", lambda *_: None)
+    monkeypatch.setattr(loop, "choose_final", lambda *_: None)
 
 
 def check_rates(rows: list[dict], begun: int) -> None:
@@ -238,7 +241,7 @@ def test_half_precision_is_warned_of_once_with_the_factor_where_the_cpu_lacks_it
     paths, tmp_path, monkeypatch, caplog, precision, warned
 ):
     (tmp_path / "cpuinfo").write_text(AVX2)
-    monkeypatch.setattr(machine, "CPU_INFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(host, "CPU_INFO", tmp_path / "cpuinfo")
     run = at(paths, tmp_path / "run")
     train_model(settings(f"optim.precision={precision}", "optim.max_steps=2"), run, ALONE)
     told = [record.getMessage() for record in caplog.records if "20 times" in record.getMessage()]
@@ -253,7 +256,7 @@ def test_half_precision_is_warned_of_once_with_the_factor_where_the_cpu_lacks_it
 
 def interrupted(monkeypatch, config: Config, paths: TrainPaths, step: int) -> None:
     """Train until the process breaks at the beginning of `step`."""
-    take_step = training.train_step
+    take_step = loop.train_step
 
     def breaking(trainer, update, number):
         if number == step:
@@ -261,7 +264,7 @@ def interrupted(monkeypatch, config: Config, paths: TrainPaths, step: int) -> No
         return take_step(trainer, update, number)
 
     with monkeypatch.context() as patch:
-        patch.setattr(training, "train_step", breaking)
+        patch.setattr(loop, "train_step", breaking)
         with pytest.raises(KeyboardInterrupt):
             train_model(config, paths, ALONE)
 
@@ -323,7 +326,7 @@ def test_the_first_line_of_a_training_says_what_is_trained_where_and_for_how_lon
     config = settings(*changes)
     data = open_dataset(paths.encode, "train", "en", "zh")
     trainer = replace(Trainer.build(config, ALONE, (340, 340)), world=world)
-    line = training.header(trainer, data, Path("runs/x"))
+    line = loop.header(trainer, data, Path("runs/x"))
     optim, lengths = config.optim, (data.src.lengths, data.tgt.lengths)
     updates = len(next(plan_epoch(*lengths, optim.batch_tokens, optim.length_buckets, optim.seed, 0)))
     epochs, rounded = optim.max_steps / updates, 0 if optim.max_steps >= 10 * updates else 1
@@ -443,8 +446,8 @@ def test_every_process_learns_every_result_even_with_fewer_batches_than_processe
 MANY_SHAPES = """
 import os, sys, torch
 torch.set_num_threads(1)
-from nmt.sizes import parameters
-from nmt.step import Trainer
+from nmt.model.flops import parameters
+from nmt.training.step import Trainer
 from tiny import ALONE, settings
 if sys.argv[1] == "bounded":
     Trainer.build(settings("optim.precision=bfloat16"), ALONE, (340, 340))
@@ -458,12 +461,12 @@ print(held() - before)
 """
 
 
-@pytest.mark.skipif(machine.fast_bfloat16(machine.CPU_INFO) is None, reason="this CPU has no products of bfloat16")
+@pytest.mark.skipif(host.fast_bfloat16(host.CPU_INFO) is None, reason="this CPU has no products of bfloat16")
 def test_memory_does_not_grow_with_each_shape_of_a_bfloat16_product():
     grown = []
     for word in ("bounded", "free"):
         command = [sys.executable, "-c", MANY_SHAPES, word]
-        places = os.pathsep.join([str(Path(__file__).parent), str(Path(training.__file__).parents[1])])
+        places = os.pathsep.join([str(Path(__file__).parent), str(Path(loop.__file__).parents[1])])
         clean = {name: value for name, value in os.environ.items() if not name.endswith("CACHE_CAPACITY")}
         done = subprocess.run(
             command, env=clean | {"PYTHONPATH": places}, check=True, timeout=300, capture_output=True, text=True
@@ -473,5 +476,5 @@ def test_memory_does_not_grow_with_each_shape_of_a_bfloat16_product():
 
 
 def test_progress_is_plain_numbers_that_json_keeps():
-    progress = Progress(step=3, epoch=1, update=2, best_score=-1.5, best_step=2, worse=1)
+    progress = Progress(step=3, epoch=1, update=2, best_score=-1.5, best_step=2, bad_validations=1)
     assert Progress(**json.loads(json.dumps(dataclasses.asdict(progress)))) == progress

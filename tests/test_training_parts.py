@@ -18,17 +18,20 @@ import numpy as np
 import pytest
 import torch
 
-from nmt import batching, checkpoint, training
-from nmt.batching import plan_epoch
-from nmt.dataset import Column, ParallelDataset, open_dataset
-from nmt.distributed import World
+from nmt.data import batching
+from nmt.data.batching import plan_epoch
+from nmt.data.dataset import Column, ParallelDataset, open_dataset
+from nmt.data.tokenizer import load_tokenizers
+from nmt.distributed.world import World
 from nmt.errors import CheckpointError, DataError, LostContact, NmtError, Preempted
-from nmt.saving import Saver, tell
-from nmt.step import StepStats, Trainer, largest, prepare, train_step
-from nmt.text import read_lines
-from nmt.tokenizer import load_tokenizers
-from nmt.training import Meter, give_up, is_finished, is_over, peak_memory, resume, train_model, updates
-from nmt.validation import Progress
+from nmt.io import read_lines
+from nmt.runs import checkpoint
+from nmt.runs.run_dir import RunDir
+from nmt.training import loop as training
+from nmt.training.loop import Meter, is_finished, peak_memory, record_failure, resume, should_stop, train_model, updates
+from nmt.training.saver import Saver, write_status
+from nmt.training.step import StepStats, Trainer, prepare, train_step, worst_case_batch
+from nmt.training.validation import Progress
 from tiny import ALONE, at, equal, metrics, settings, state
 
 # ── measurements ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -137,15 +140,15 @@ def test_the_most_memory_held_is_in_mib():
 def test_the_micro_batches_that_auto_has_found_once_stay_and_a_number_is_a_number(
     paths, monkeypatch, setting, found, cut_by, noted
 ):
-    def rehearse(trainer, data):
+    def probe_memory(trainer, data):
         finds = setting == "auto" and trainer.device_tokens == 40
         return replace(trainer, device_tokens=30) if finds else trainer
 
-    monkeypatch.setattr(training, "rehearse", rehearse)
+    monkeypatch.setattr(training, "probe_memory", probe_memory)
     trainer = Trainer.build(settings(), ALONE, (340, 340))
     trainer = replace(trainer, config=settings(f"train.device_tokens={setting}"))  # As it is on a GPU.
     data = open_dataset(paths.encode, "train", "en", "zh")
-    trainer, progress = training.make_room(trainer, data, Progress(step=5, device_tokens=found))
+    trainer, progress = training.fit_memory(trainer, data, Progress(step=5, device_tokens=found))
     assert (trainer.device_tokens, progress.device_tokens) == (cut_by, noted)
 
 
@@ -234,7 +237,7 @@ def test_no_work_in_python_before_the_first_batch_or_in_a_step_grows_with_the_co
 
         sys.setprofile(count)
         training.header(trainer, data, paths.run)
-        largest(trainer, data)
+        worst_case_batch(trainer, data)
         _, plan, _, _ = next(training.plans(config, paths, data, tokenizers, Progress()))
         prepare(trainer, data, plan[0])
         sys.setprofile(None)
@@ -358,11 +361,14 @@ def test_sampled_pieces_are_never_more_than_a_sentence_may_have(paths):
 
 
 @pytest.mark.parametrize(
-    ("step", "worse", "patience", "over"),
+    ("step", "bad_validations", "patience", "over"),
     [(23, 0, 0, False), (24, 0, 0, True), (25, 0, 0, True), (5, 99, 0, False), (5, 1, 2, False), (5, 2, 2, True)],
 )
-def test_a_training_is_over_after_its_steps_or_its_patience(step, worse, patience, over):
-    assert is_over(settings(f"optim.patience={patience}"), Progress(step=step, worse=worse)) is over
+def test_a_training_is_over_after_its_steps_or_its_patience(step, bad_validations, patience, over):
+    assert (
+        should_stop(settings(f"optim.patience={patience}"), Progress(step=step, bad_validations=bad_validations))
+        is over
+    )
 
 
 FINISHED = ("optim.max_steps=6", "train.log_every=4", "train.save_every=4")
@@ -453,7 +459,7 @@ def word(monkeypatch, tmp_path):
 )
 def test_a_failure_is_written_down_with_its_process_step_and_kind(tmp_path, word, error, told):
     (tmp_path / "status.json").write_text('{"state": "running", "step": 7}')
-    assert give_up(tmp_path, a_world(0, 2), 1234, error) is error
+    assert record_failure(tmp_path, a_world(0, 2), 1234, error) is error
     assert state(tmp_path) == {"state": "failed", "step": 7}
     assert word()["message"] == told
 
@@ -461,38 +467,38 @@ def test_a_failure_is_written_down_with_its_process_step_and_kind(tmp_path, word
 @pytest.mark.parametrize("error", [Preempted("stopped", 143), KeyboardInterrupt(), SystemExit(1)])
 def test_an_end_that_was_asked_for_is_no_failure(tmp_path, word, error):
     (tmp_path / "status.json").write_text('{"state": "running", "step": 7}')
-    assert give_up(tmp_path, a_world(0, 2), 7, error) is error
+    assert record_failure(tmp_path, a_world(0, 2), 7, error) is error
     assert state(tmp_path) == {"state": "preempted", "step": 7}
     assert word() is None
 
 
 def test_one_process_alone_leaves_no_word_and_others_than_the_first_write_no_status(tmp_path, word):
     (tmp_path / "status.json").write_text('{"state": "running"}')
-    give_up(tmp_path, a_world(0, 1), 7, NmtError("x"))
+    record_failure(tmp_path, a_world(0, 1), 7, NmtError("x"))
     assert word() is None
     (tmp_path / "status.json").write_text('{"state": "running"}')
-    give_up(tmp_path, a_world(1, 2), 7, NmtError("x"))
+    record_failure(tmp_path, a_world(1, 2), 7, NmtError("x"))
     assert state(tmp_path) == {"state": "running"}
     assert word()["message"].startswith("process 1 of 2")
-    ended = give_up(tmp_path, a_world(1, 2), 7, Preempted("stopped", 143))
+    ended = record_failure(tmp_path, a_world(1, 2), 7, Preempted("stopped", 143))
     assert isinstance(ended, SystemExit)
     assert ended.code == Preempted("stopped", 143).exit_code, "one process has told it for all"
 
 
 def test_an_end_before_there_is_a_status_keeps_its_own_reason(tmp_path):
     error = NmtError("the disk is full")
-    assert give_up(tmp_path / "none", a_world(0, 1), 0, error) is error
+    assert record_failure(tmp_path / "none", a_world(0, 1), 0, error) is error
 
 
 def test_lost_contact_is_told_as_a_consequence(tmp_path, word, monkeypatch):
     (tmp_path / "status.json").write_text('{"state": "running"}')
     monkeypatch.setattr(training, "is_lost_contact", lambda error: isinstance(error, RuntimeError))
-    monkeypatch.setattr("nmt.launch.time.time", lambda: 1000.0)
-    ended = give_up(tmp_path, a_world(0, 2), 7, RuntimeError("Connection closed by peer\nmore"))
+    monkeypatch.setattr("nmt.distributed.launcher.time.time", lambda: 1000.0)
+    ended = record_failure(tmp_path, a_world(0, 2), 7, RuntimeError("Connection closed by peer\nmore"))
     assert isinstance(ended, LostContact)
     assert str(ended) == "lost contact with the other processes: Connection closed by peer"
     later = float(word()["extraInfo"]["timestamp"])
-    give_up(tmp_path, a_world(0, 2), 7, NmtError("a cause"))
+    record_failure(tmp_path, a_world(0, 2), 7, NmtError("a cause"))
     assert later > float(word()["extraInfo"]["timestamp"]), "so the cause is shown and not this"
 
 
@@ -503,9 +509,11 @@ def test_what_was_saved_is_what_goes_on(paths, tmp_path):
     data = open_dataset(paths.encode, "train", "en", "zh")
     trainer, other = (Trainer.build(settings("optim.precision=float16"), ALONE, (340, 340)) for _ in range(2))
     train_step(trainer, prepare(trainer, data, np.arange(9)), 1)
-    progress = Progress(step=5, epoch=1, update=2, best_score=3.5, best_step=4, worse=1, skipped=2, device_tokens=7)
+    progress = Progress(
+        step=5, epoch=1, update=2, best_score=3.5, best_step=4, bad_validations=1, skipped=2, device_tokens=7
+    )
     trainer.scaler.load_state_dict(trainer.scaler.state_dict() | {"scale": 1024.0, "_growth_tracker": 6})
-    with Saver(trainer, tmp_path) as saver:
+    with Saver(trainer, RunDir(tmp_path)) as saver:
         saver.save(progress)
     assert state(tmp_path) == {"state": "running", **asdict(progress)}
     loaded = resume(other, tmp_path, None)
@@ -518,18 +526,18 @@ def test_what_was_saved_is_what_goes_on(paths, tmp_path):
 
 def test_only_the_newest_checkpoints_are_kept(paths, tmp_path):
     trainer = Trainer.build(settings("train.keep=2", "train.save_every=5"), ALONE, (340, 340))
-    with Saver(trainer, tmp_path) as saver:
+    with Saver(trainer, RunDir(tmp_path)) as saver:
         for step in (5, 10, 13, 15):
             saver.save(Progress(step=step))
     assert [int(path.name[5:]) for path in checkpoint.saved_steps(tmp_path)] == [10, 15]
 
 
 def test_only_the_first_process_writes(paths, tmp_path):
-    world = SimpleNamespace(rank=1, size=2, leads=False, device=ALONE.device)
+    world = SimpleNamespace(rank=1, size=2, is_main=False, device=ALONE.device)
     trainer = replace(Trainer.build(settings(), ALONE, (340, 340)), world=world)
-    with Saver(trainer, tmp_path) as saver:
+    with Saver(trainer, RunDir(tmp_path)) as saver:
         saver.save(Progress(step=5), best=True)
-    tell(trainer, tmp_path, "running", Progress())
+    write_status(trainer, RunDir(tmp_path), "running", Progress())
     assert list(tmp_path.iterdir()) == []
 
 

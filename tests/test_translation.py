@@ -19,19 +19,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nmt
-from nmt import checkpoint
-from nmt.batching import batches
 from nmt.config import Config, DataConfig, EncodeConfig, ModelConfig, TranslateConfig, to_dict
 from nmt.corpus import Normaliser
+from nmt.data.batching import batches
+from nmt.data.tokenizer import Tokenizer
+from nmt.decoding.files import score_files, translate_file
+from nmt.decoding.search import beam_search, greedy_search
+from nmt.decoding.translator import Counts, Options, PairScore, Translation, Translator
 from nmt.errors import CheckpointError, ConfigError, DataError
-from nmt.model import CachedDecoder, Transformer, filled
-from nmt.outputs import suspicious
-from nmt.search import beam_search, greedy_search
-from nmt.symbols import BOS, EOS, PAD
-from nmt.text import read_lines
-from nmt.tokenizer import Tokenizer
-from nmt.translate_files import score_files, translate_file
-from nmt.translation import Counts, Options, PairScore, Translation, Translator
+from nmt.evaluation.outputs import suspicious
+from nmt.io import read_lines
+from nmt.model.transformer import CachedDecoder, Transformer, round_up
+from nmt.runs import checkpoint
+from nmt.special_tokens import BOS, EOS, PAD
 
 ENGLISH = [
     "The cat sat on the mat.",
@@ -77,7 +77,7 @@ def make(tokenizer, *, dtype=torch.float64, direction=("en", "zh"), model=None, 
     return Translator(transformer, tokenizer, tokenizer, NORMALISER, config)
 
 
-NASTY = [
+EDGE_CASES = [
     *("", "   ", "\u3000", "\u200b", "\t", "a\u2028b", "a\x85b", "\x0b\x0c\x1c", "a\rb", "\ufeffx", "\x00\x01"),
     *(
         "ｆｕｌｌ　ｗｉｄｔｈ！",
@@ -90,7 +90,7 @@ NASTY = [
     ),
     *("a" * 90, "好" * 70, "one. Two! Three? " * 8, "一。二！三？" * 12, "“没有。” she said 3.5 times", "\u202eabc"),
 ]
-LINES = st.lists(st.one_of(st.sampled_from([*NASTY, *ENGLISH]), st.text(max_size=12)), max_size=8)
+LINES = st.lists(st.one_of(st.sampled_from([*EDGE_CASES, *ENGLISH]), st.text(max_size=12)), max_size=8)
 
 
 def words(count, seed=0):
@@ -118,7 +118,7 @@ def test_lines_out_are_lines_in_whatever_they_are(tokenizer, lines):
 
 
 def test_the_text_is_the_same_in_batches_of_1_7_and_64_and_in_any_order(tokenizer):
-    lines = [*words(60), *NASTY, *ENGLISH]
+    lines = [*words(60), *EDGE_CASES, *ENGLISH]
     longest = max(map(len, tokenizer.encode(lines))) + 1
     texts = [
         make(tokenizer, beam=3, max_extra=3, batch_tokens=sentences * longest * 3).translate(lines)
@@ -142,7 +142,7 @@ def test_in_float32_at_most_one_line_in_a_thousand_depends_on_its_batch(tokenize
 def test_ten_thousand_nasty_lines_stay_in_order_and_are_the_same_in_other_batches(tokenizer):
     draw = random.Random(7)
     plain = words(2000, seed=2)
-    lines = [draw.choice(draw.choice([NASTY, ENGLISH, CHINESE, plain])) for _ in range(10_000)]
+    lines = [draw.choice(draw.choice([EDGE_CASES, ENGLISH, CHINESE, plain])) for _ in range(10_000)]
     lines = [line + draw.choice(["", " ", "!", "\r", "。", line[:9]]) for line in lines]
     longest = 30 + 1
     texts = [
@@ -577,8 +577,8 @@ def test_sentences_that_are_computed_in_vain_change_nothing(tokenizer, beam, cou
     src_BS = torch.randint(4, 400, (count, 6), generator=generator)
     src_BS[::2, 4:] = 0
     limits = torch.randint(1, 9, (count,), generator=generator).tolist()
-    assert [filled(n, 4) for n in (1, 2, 3, 4, 5, 9)] == [1, 2, 4, 4, 8, 12]
-    filled_BS = torch.cat([src_BS, src_BS[-1:].expand(filled(count, 4) - count, -1)])
+    assert [round_up(n, 4) for n in (1, 2, 3, 4, 5, 9)] == [1, 2, 4, 4, 8, 12]
+    filled_BS = torch.cat([src_BS, src_BS[-1:].expand(round_up(count, 4) - count, -1)])
     with torch.no_grad():
         decoders = [
             CachedDecoder(model, *model.encode(src_BS), beam),

@@ -11,15 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-from nmt import checkpoint, validation
 from nmt.config import TranslateConfig
-from nmt.dataset import open_dataset
+from nmt.data.dataset import open_dataset
+from nmt.data.tokenizer import load_tokenizers
+from nmt.decoding.translator import Translator
 from nmt.errors import DataError, NmtError
-from nmt.provenance import BY_HAND
-from nmt.step import Trainer, dev_loss, prepare, train_step
-from nmt.tokenizer import load_tokenizers
-from nmt.translation import Translator
-from nmt.validation import DevSet, Progress, choose_final, translate_dev, validate
+from nmt.runs import checkpoint
+from nmt.runs.run_dir import RunDir
+from nmt.training import validation
+from nmt.training.step import Trainer, dev_loss, prepare, train_step
+from nmt.training.validation import DevSet, Progress, choose_final, translate_dev, validate
 from tiny import ALONE, settings
 
 
@@ -29,10 +30,10 @@ class Notes:
     def __init__(self):
         self.scores, self.shown, self.said = [], [], []
 
-    def numbers(self, kind, step, values):
+    def log_scalars(self, kind, step, values):
         self.scores.append((kind, step, dict(values)))
 
-    def translations(self, step, rows):
+    def log_translations(self, step, rows):
         self.shown.append((step, rows))
 
     def say(self, text):
@@ -98,7 +99,7 @@ def test_two_processes_translate_a_share_each_and_both_know_all(dev, weights_by_
     for _ in ("what each has to say", "and what each hears"):
         found = []
         for rank in (0, 1):
-            world = SimpleNamespace(rank=rank, size=2, device=ALONE.device, leads=rank == 0, from_leader=list)
+            world = SimpleNamespace(rank=rank, size=2, device=ALONE.device, is_main=rank == 0, broadcast=list)
             world.gather = lambda data, rank=rank: told.update({rank: data}) or [told.get(r, b"[]") for r in (0, 1)]
             try:
                 found.append(translate_dev(replace(trainer, world=world), dev, 9))
@@ -147,7 +148,7 @@ def test_the_score_is_bleu_or_minus_the_loss(dev, weights_by_age, measured, chan
     trainer, notes = trainer_with(weights_by_age[1], *changes), Notes()
     measured(losses, score)
     progress = validate(trainer, dev, Progress(step=7), notes)
-    assert progress == Progress(step=7, best_score=expected, best_step=7, worse=0)
+    assert progress == Progress(step=7, best_score=expected, best_step=7, bad_validations=0)
     ((kind, step, values),) = notes.scores
     assert (kind, step, values["loss"], values["nll"]) == ("dev", 7, 3.0, 2.0)
     assert values["ppl"] == pytest.approx(math.exp(2))
@@ -172,7 +173,7 @@ def test_only_a_higher_score_is_better_and_the_others_are_counted(dev, weights_b
     for step, score in enumerate((0.0, 5.0, 5.0, 4.0, 6.0, 5.9), 1):
         measured((1.0, 1.0), score)
         progress = validate(trainer, dev, replace(progress, step=step), Notes())
-        course.append((progress.best_score, progress.best_step, progress.worse))
+        course.append((progress.best_score, progress.best_step, progress.bad_validations))
     assert course == [(0, 1, 0), (5, 2, 0), (5, 2, 1), (5, 2, 2), (6, 5, 0), (6, 5, 1)]
     assert progress.epoch == 3
 
@@ -180,7 +181,8 @@ def test_only_a_higher_score_is_better_and_the_others_are_counted(dev, weights_b
 # ── the final model ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def saved(run, weights_by_age, steps, best=None):
+def saved(folder, weights_by_age, steps, best=None):
+    run = RunDir(folder)
     for step in steps:
         checkpoint.save(checkpoint.step_folder(run, step), weights_by_age[step], {"step": step})
     if best is not None:
@@ -266,8 +268,8 @@ def test_a_damaged_checkpoint_is_not_averaged_and_without_any_there_is_no_final_
 
 def test_averages_by_hand_of_an_earlier_final_model_go_with_it(dev, weights_by_age, tmp_path):
     run = saved(tmp_path, weights_by_age, (18, 19), 20)
-    for name in BY_HAND:
-        checkpoint.save(run / name, weights_by_age[1], {})
+    for folder in (run.average, run.former_final):
+        checkpoint.save(folder, weights_by_age[1], {})
     choose_final(trainer_with(weights_by_age[1], "train.validate_sentences=0"), run, dev, Progress(step=20), Notes())
     assert sorted(path.name for path in run.iterdir()) == ["best", "checkpoints", "final"]
 
@@ -275,9 +277,11 @@ def test_averages_by_hand_of_an_earlier_final_model_go_with_it(dev, weights_by_a
 def test_the_leader_alone_writes_the_final_model_and_all_wait_for_it(dev, weights_by_age, tmp_path):
     run = saved(tmp_path, weights_by_age, (18, 19), 20)
     waits = []
-    for leads in (False, True):
-        world = SimpleNamespace(rank=int(not leads), size=1, device=ALONE.device, leads=leads, sum=list, gather=None)
-        world.from_leader, world.barrier = list, lambda: waits.append((run / "final").exists())
+    for is_main in (False, True):
+        world = SimpleNamespace(
+            rank=int(not is_main), size=1, device=ALONE.device, is_main=is_main, sum=list, gather=None
+        )
+        world.broadcast, world.barrier = list, lambda: waits.append((run / "final").exists())
         world.all_or_none, world.spread = nullcontext, list
         trainer = replace(trainer_with(weights_by_age[1], "train.validate_sentences=0"), world=world)
         choose_final(trainer, run, dev, Progress(step=20), Notes())

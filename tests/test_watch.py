@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from nmt import checkpoint, saving, step, training
-from nmt.dataset import open_dataset
-from nmt.distributed import World
+from nmt.data.dataset import open_dataset
+from nmt.distributed.world import World
 from nmt.errors import NmtError
-from nmt.step import OutOfMemory, Trainer, prepare, rehearse, train_step
-from nmt.training import train_model
-from nmt.watch import Heartbeat, Skips
+from nmt.runs import checkpoint
+from nmt.training import loop, saver, step
+from nmt.training.loop import train_model
+from nmt.training.step import OutOfMemory, Trainer, prepare, probe_memory, train_step
+from nmt.training.watchdog import Heartbeat, SkippedSteps
 from tiny import ALONE, as_on_a_gpu, at, equal, final, metrics, settings, state, weights, worker
 
 
@@ -45,7 +46,7 @@ def poison(monkeypatch, value: float, steps) -> None:
         return (loss * value, nll) if now[0] in steps else (loss, nll)
 
     monkeypatch.setattr(step, "label_smoothed_loss", poisoned)
-    monkeypatch.setattr(training, "train_step", counting)
+    monkeypatch.setattr(loop, "train_step", counting)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -91,7 +92,7 @@ BAD, GOOD = torch.tensor(1.0), torch.tensor(0.0)
 
 
 def test_what_a_cpu_computed_is_read_at_once_and_a_good_step_ends_a_row():
-    skips = Skips()
+    skips = SkippedSteps()
     for number, (skipped, count, in_a_row) in enumerate([(BAD, 1, 1), (BAD, 2, 2), (GOOD, 2, 0)], 1):
         skips.add(number, skipped, [7])
         assert (skips.count, skips.in_a_row) == (count, in_a_row)
@@ -139,7 +140,7 @@ class Gpu:
 
 
 def test_what_a_gpu_computes_is_read_when_it_is_done_and_never_waited_for_in_a_step(monkeypatch):
-    gpu, skips = Gpu(monkeypatch), Skips()
+    gpu, skips = Gpu(monkeypatch), SkippedSteps()
     for number in range(1, 9):
         skips.add(number, gpu.number(number % 2), [7])
         if number == 5:
@@ -151,7 +152,7 @@ def test_what_a_gpu_computes_is_read_when_it_is_done_and_never_waited_for_in_a_s
 
 @pytest.mark.parametrize("seen", [0, 4, 12, 15])
 def test_ten_in_a_row_of_a_gpu_end_all_processes_at_the_same_step_whenever_each_was_told(monkeypatch, seen):
-    gpu, skips = Gpu(monkeypatch), Skips()
+    gpu, skips = Gpu(monkeypatch), SkippedSteps()
     for number in range(1, 16):
         gpu.done = min(seen, number)
         skips.add(number, gpu.number(3 <= number <= 12), [number])  # Raises nowhere: the next process may not know.
@@ -194,7 +195,7 @@ def test_the_largest_micro_batch_comes_first_and_leaves_no_trace(paths, monkeypa
     torch.manual_seed(7)
     before, expected = digest(trainer), torch.rand(3)
     torch.manual_seed(7)
-    trainer = rehearse(trainer, data)
+    trainer = probe_memory(trainer, data)
     assert torch.equal(torch.rand(3), expected)
     assert digest(trainer) == before
     assert all(parameter.grad is None for parameter in trainer.model.parameters())
@@ -216,9 +217,9 @@ def test_what_does_not_fit_is_told_before_the_first_step_with_what_to_lower(path
 
 def test_a_real_failed_allocation_is_told_the_same_way(paths):
     trainer, data = Trainer.build(settings(), ALONE, (340, 340)), data_of(paths)
-    with pytest.raises(OutOfMemory, match="out of memory"), step.memory_told(trainer, data, np.arange(5)):
+    with pytest.raises(OutOfMemory, match="out of memory"), step.oom_context(trainer, data, np.arange(5)):
         torch.empty(2**60, dtype=torch.uint8)
-    with pytest.raises(RuntimeError, match="something else"), step.memory_told(trainer, data, np.arange(5)):
+    with pytest.raises(RuntimeError, match="something else"), step.oom_context(trainer, data, np.arange(5)):
         raise RuntimeError("something else")
 
 
@@ -226,8 +227,8 @@ def test_auto_finds_the_largest_limit_that_fits_and_goes_on_with_it(paths, tmp_p
     as_on_a_gpu(monkeypatch)
     with monkeypatch.context() as patch:
         small_memory(patch, 90)
-        patch.setattr(training, "validate", lambda trainer, dev, progress, tracker: progress)
-        patch.setattr(training, "choose_final", lambda *_: None)
+        patch.setattr(loop, "validate", lambda trainer, dev, progress, tracker: progress)
+        patch.setattr(loop, "choose_final", lambda *_: None)
         run = at(paths, tmp_path / "run")
         with caplog.at_level(logging.INFO):
             train_model(settings("train.device_tokens=auto", "optim.max_steps=6"), run, ALONE)
@@ -270,7 +271,7 @@ def test_what_a_failed_attempt_computed_is_gone_before_the_next_one(paths, monke
     moments = 2 * len(list(trainer.model.parameters()))  # Those of the attempt that begins.
     monkeypatch.setattr(step.TrainingModel, "forward", limited)
     monkeypatch.setattr(torch, "empty_like", lambda like, **more: keep(empty_like(like, **more)))
-    assert rehearse(trainer, data_of(paths)).device_tokens <= 60
+    assert probe_memory(trainer, data_of(paths)).device_tokens <= 60
     assert len(attempts) > 2
     assert set(attempts) == {0}
 
@@ -328,13 +329,13 @@ def test_a_save_that_is_slow_for_torchrun_is_told(monkeypatch, caplog, under_tor
     monkeypatch.delenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", raising=False)
     if under_torchrun:
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", "7")
-    saving.warn_of_grace(seconds)
+    saver.warn_of_grace(seconds)
     assert ("set TORCH_ELASTIC_SHUTDOWN_TIMEOUT to 64" in caplog.text) == told
 
 
 LOOKING = """
 import os, threading, time
-from nmt import training
+from nmt.training import loop
 take_step = training.train_step
 def looking(trainer, update, step):
     if step in (2000, 20000):

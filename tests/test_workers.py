@@ -15,10 +15,10 @@ import torch
 from tqdm import tqdm
 
 from forked import forked
-from nmt import workers
+from nmt.decoding import worker_pool
+from nmt.decoding.translator import Counts, Options
+from nmt.decoding.worker_pool import most_processes, share_out
 from nmt.errors import DataError, NmtError
-from nmt.translation import Counts, Options
-from nmt.workers import most_processes, share_out
 from test_translation import ENGLISH, make, tokenizer, words  # noqa: F401
 
 
@@ -47,7 +47,7 @@ def two(monkeypatch):
     """As on a machine of two cores; here torch has one thread, so that nothing is shared unless a test wants it."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
-    monkeypatch.setattr("nmt.launch.QUOTA", Path("/none"))
+    monkeypatch.setattr("nmt.distributed.launcher.QUOTA", Path("/none"))
     runner, alive = set(threading.enumerate()) - {threading.main_thread()}, threading.enumerate
     monkeypatch.setattr(threading, "enumerate", lambda: [one for one in alive() if one not in runner])
     for variable in ("WORLD_SIZE", "RANK"):
@@ -57,13 +57,13 @@ def two(monkeypatch):
 @pytest.fixture
 def started(monkeypatch):
     """The numbers of processes that were started, each time that work was shared."""
-    counts, start = [], workers._start
+    counts, start = [], worker_pool._start
 
     def count(so_far, work):
         start(so_far, work)
         counts.append(len(so_far))
 
-    monkeypatch.setattr(workers, "_start", count)
+    monkeypatch.setattr(worker_pool, "_start", count)
     return counts
 
 

@@ -12,18 +12,19 @@ import numpy as np
 import pytest
 import torch
 
-from nmt import checkpoint, resume, step
-from nmt.auto import Gpu
 from nmt.config import BpeConfig, Config, EncodeConfig, load, to_dict
 from nmt.corpus import Normaliser
 from nmt.corpus.guard import leaks
 from nmt.corpus.parallel import Workers
-from nmt.dataset import encode_corpus
-from nmt.distributed import World
-from nmt.launch import die_with_parent
-from nmt.provenance import TrainPaths
-from nmt.text import write_lines
-from nmt.tokenizer import train_bpe
+from nmt.data.dataset import encode_corpus
+from nmt.data.tokenizer import train_bpe
+from nmt.distributed.gpu_defaults import Gpu
+from nmt.distributed.launcher import die_with_parent
+from nmt.distributed.world import World
+from nmt.io import write_lines
+from nmt.runs import checkpoint
+from nmt.runs.identity import TrainPaths
+from nmt.training import resume, step
 
 ALONE = World(0, 1, torch.device("cpu"))
 STEPS = 24
@@ -101,8 +102,8 @@ from pathlib import Path
 given = json.loads(Path(sys.argv[1]).read_text())
 from nmt.config import from_dict
 from nmt.errors import NmtError
-from nmt.provenance import TrainPaths
-from nmt.stages import train_here
+from nmt.runs.identity import TrainPaths
+from nmt.pipeline.stages import train_here
 config, paths = from_dict(given["config"]), TrainPaths(**{k: Path(v) for k, v in given["paths"].items()})
 rank = int(os.environ.get("RANK", "0"))
 exec(given["patch"])

@@ -76,7 +76,7 @@ def writing(path: str | Path) -> Iterator[None]:
         raise
 
 
-def told(error: OSError, path: str | Path | None = None) -> str:
+def describe_error(error: OSError, path: str | Path | None = None) -> str:
     """`PATH: what went wrong`, and how many bytes are free where that may be the reason; no full stop."""
     where = path or error.filename
     if where == STDOUT:

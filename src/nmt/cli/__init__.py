@@ -9,16 +9,17 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version as version_of
 from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
 
-from nmt.cli import street, text, tools
-from nmt.errors import STDOUT, NmtError, told
-from nmt.text import use_utf8
+from nmt.cli import pipeline, tools, translate
+from nmt.cli.worker import set_up_logging
+from nmt.errors import STDOUT, NmtError, describe_error
+from nmt.io import use_utf8
 
 HELP = {"help_option_names": ["-h", "--help"]}
 
@@ -62,22 +63,20 @@ def general(
     What acts on a recipe needs -c FILE (settings); --set section.key=value changes one. -q and --debug may stand
     anywhere.
     """
-    # Other libraries have their say where something is wrong; what they do otherwise is no news.
-    logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr, force=True)
-    logging.getLogger("nmt").setLevel(logging.DEBUG if debug else logging.WARNING if quiet else logging.INFO)
+    set_up_logging(logging.DEBUG if debug else logging.WARNING if quiet else logging.INFO)
 
 
 COMMANDS: dict[str, Callable[..., None]] = {
-    "fetch": street.fetch,
-    "clean": street.clean,
-    "bpe": street.bpe,
-    "encode": street.encode,
-    "train": street.train,
-    "translate": text.translate,
-    "eval": text.evaluate,
-    "score": text.score,
-    "run": street.run,
-    "status": street.status,
+    "fetch": pipeline.fetch,
+    "clean": pipeline.clean,
+    "bpe": pipeline.bpe,
+    "encode": pipeline.encode,
+    "train": pipeline.train,
+    "translate": translate.translate,
+    "eval": translate.evaluate,
+    "score": translate.score,
+    "run": pipeline.run,
+    "status": pipeline.status,
     "plan": tools.plan,
     "average": tools.average,
     "info": tools.info,
@@ -90,11 +89,15 @@ app.add_typer(tools.config_app, name="config", context_settings=HELP)
 
 def main() -> NoReturn:
     """Run the command that the process was started with, and leave with its exit code."""
+    run_and_exit(lambda words: app(words, prog_name="nmt"), _general_first(sys.argv[1:]))
+
+
+def run_and_exit(command: Callable[[Sequence[str]], object], words: Sequence[str]) -> NoReturn:
+    """Run a command with these words, and leave with its exit code; what goes wrong is printed as what, where, next."""
     use_utf8()
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    words = _general_first(sys.argv[1:])
     try:
-        app(words, prog_name="nmt")
+        command(words)
     except NmtError as error:
         print(error, file=sys.stderr)
         problem: Exception = error
@@ -103,7 +106,7 @@ def main() -> NoReturn:
         # The disk is full, a folder isn't ours: the user's to mend, wherever it happened.
         if error.filename == STDOUT:
             _close_stdout()
-        print(f"{told(error)}. (--debug tells more.)", file=sys.stderr)
+        print(f"{describe_error(error)}. (--debug tells more.)", file=sys.stderr)
         problem, code = error, 1
     if "--debug" in words:
         raise problem

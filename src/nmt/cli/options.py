@@ -52,7 +52,7 @@ def load(recipe: str | None, changes: Iterable[str] | None) -> settings.Config:
     return settings.load(recipe, list(changes or ()))
 
 
-def tell(facts: Any, lines: Iterable[str], as_json: bool) -> None:
+def print_result(facts: Any, lines: Iterable[str], as_json: bool) -> None:
     """Print to stdout: the facts as JSON, or the lines."""
     if as_json:
         typer.echo(json.dumps(facts, ensure_ascii=False, indent=1))

@@ -9,10 +9,11 @@ from typing import Annotated
 import typer
 
 from nmt import config as settings
-from nmt import pipeline, stages
-from nmt.cli.options import AsJson, Changes, ConfigFile, Device, Recipe, load, table, tell
+from nmt.cli.options import AsJson, Changes, ConfigFile, Device, Recipe, load, print_result, table
 from nmt.errors import ConfigError, DataError
-from nmt.runs import describe_run, newest_run, run_table
+from nmt.pipeline import engine, stages
+from nmt.runs.listing import describe_run, run_table
+from nmt.runs.run_dir import RunDir, newest_run
 
 log = logging.getLogger(__name__)
 
@@ -27,18 +28,19 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Say what a training will cost before it begins."""
-    from nmt import plan as planning
+    from nmt.training import plan as planning
 
     loaded = load(config, changes)
-    street = partial(stages.street, loaded)
+    build = partial(stages.build_stages, loaded)
     if measure:
-        pipeline.run(street, "encode")
+        engine.run(build, "encode")
+    made = build()
     try:
-        data = planning.look_at_data(loaded, street())
+        data = planning.look_at_data(loaded, list(made.clean.reads.values()), made.clean.writes, made.encode.writes)
     except DataError as error:
         log.info("%s", error)
         data = None
-    from nmt.distributed import choose_device, gpu_of, has_cuda
+    from nmt.distributed.world import choose_device, gpu_of, has_cuda
 
     kind, gpu = device.partition(":")[0], None
     if kind not in ("cpu", "cuda", "mps"):  # A plan for a GPU may be made where there is none.
@@ -47,8 +49,8 @@ def plan(
         gpu = gpu_of(choose_device(device))
     found = planning.make_plan(loaded, data, kind, gpu)
     if measure:
-        found["measured"] = planning.measure(loaded, street(), device)
-    tell(found, planning.plan_lines(found), as_json)
+        found["measured"] = planning.measure(loaded, made.encode.writes, device)
+    print_result(found, planning.plan_lines(found), as_json)
 
 
 def average(
@@ -64,27 +66,28 @@ def average(
     device: Device = "auto",
 ) -> None:
     """Average the newest checkpoints into a better final model."""
-    from nmt.provenance import lock, read_config
+    from nmt.runs.run_dir import read_config
 
     if restore and (output or force):
         raise ConfigError("--restore goes without --force and --output: it brings back what an average replaced.")
-    read_config(run)  # Before a lock is put into what is no run.
-    with lock(run), pipeline.changed_by_hand(run, "final"):
-        from nmt.averaging import FORMER, average_checkpoints, restore_final
+    run_dir = RunDir(run)
+    read_config(run_dir)  # Before a lock is put into what is no run.
+    with run_dir.locked(), engine.replacing_result(run_dir, "final"):
+        from nmt.training.averaging import average_checkpoints, restore_final
 
         if restore:
-            restore_final(run)
+            restore_final(run_dir)
             log.info("average: the final model of %s is the former one again", run)
             return
-        found = average_checkpoints(run, last, output, device, force)
+        found = average_checkpoints(run_dir, last, output, device, force)
     if found.scores:
         scores = ", ".join(f"{name} has {score:.2f}" for name, score in found.scores.items())
         log.info("average: %s on the whole dev set: %s", found.measure, scores)
-    if found.folder != run / "final":
+    if found.folder != run_dir.final:
         stays = "" if output else "; the final model stays, since that is not better (--force replaces it)"
         log.info("average: the %s is %s%s", found.name, found.folder, stays)
     else:
-        way = f"; the former one is {run / FORMER} (nmt average {run} --restore)" if found.former else ""
+        way = f"; the former one is {run_dir.former_final} (nmt average {run} --restore)" if found.former else ""
         log.info("average: the final model of %s is the %s now%s", run, found.name, way)
 
 
@@ -95,8 +98,8 @@ def info(
     as_json: AsJson = False,
 ) -> None:
     """Say what is in a run: state, scores, sizes."""
-    facts = describe_run(run or newest_run())
-    tell(facts, table(run_table(facts)), as_json)
+    facts = describe_run(RunDir(run or newest_run()))
+    print_result(facts, table(run_table(facts)), as_json)
 
 
 def doctor(
@@ -105,21 +108,21 @@ def doctor(
     """Prove on this machine and data that a training can be trusted."""
     recipe = config or "demo"
     loaded = settings.load(recipe, changes or ())
-    from nmt import doctor as proofs
-    from nmt import machine
-    from nmt.distributed import choose_device
-    from nmt.rehearsal import options
+    from nmt.diagnostics import doctor as checks
+    from nmt.diagnostics.trial_runs import options
+    from nmt.distributed import host
+    from nmt.distributed.world import choose_device
 
-    facts = machine.describe(choose_device(device))
+    facts = host.describe(choose_device(device))
     if not as_json:
-        tell(facts, machine.lines(facts), as_json)  # At once: the proofs take their time.
+        print_result(facts, host.lines(facts), as_json)  # At once: the proofs take their time.
     words = ["-c", recipe, *options(changes or ())]
-    walked = pipeline.run(partial(stages.street, loaded), "encode")
-    found = proofs.examine(loaded, words, walked, device)
+    made = engine.run(partial(stages.build_stages, loaded), "encode")
+    found = checks.run_checks(loaded, words, made.clean.writes, made.bpe.writes, device)
     failed = [name for name, proof in found.items() if proof.outcome == "failed"]
     facts |= {"recipe": loaded.recipe, "corpus": loaded.data.corpus, "direction": loaded.direction}
     facts |= {"proofs": {name: asdict(proof) for name, proof in found.items()}, "passed": not failed}
-    tell(facts, proofs.lines(found), as_json)
+    print_result(facts, checks.lines(found), as_json)
     if failed:
         raise typer.Exit(1)
 
@@ -128,7 +131,7 @@ def doctor(
 def show(config: ConfigFile = None, changes: Changes = None, as_json: AsJson = False) -> None:
     """Print every setting with its sentence and, where it is no default, where it came from."""
     loaded, origins = settings.load_with_origins(config, changes or ())
-    tell(settings.to_dict(loaded), settings.show(loaded, origins), as_json)
+    print_result(settings.to_dict(loaded), settings.show(loaded, origins), as_json)
 
 
 @config_app.command("check")

@@ -20,18 +20,18 @@ import numpy as np
 from tqdm import tqdm
 
 from nmt.config import CleanConfig, to_dict
-from nmt.corpus.guard import leaks, normal_and_mended
+from nmt.corpus.clean_report import given_warnings, reasons
+from nmt.corpus.guard import leaks, normalised_and_repaired
 from nmt.corpus.keys import LEFT, PAIR, RIGHT, duplicate_key, hash_key, leak_key
 from nmt.corpus.normalise import Normaliser
 from nmt.corpus.parallel import Workers, worker_count
 from nmt.corpus.reading import Chunk, Facts, Sources, chunks, inspect, rows
-from nmt.corpus.rules import RULES, Pair, first_objection
+from nmt.corpus.rules import RULES, Pair, first_rejection
 from nmt.corpus.script import script_of
 from nmt.corpus.sets import HELD_OUT, SET_ASIDE, TRAIN, GivenSet, Roles, assign, read_given, reference_form, write_sets
 from nmt.corpus.splitting import Keys
-from nmt.corpus.summary import given_warnings, reasons
-from nmt.errors import DataError, told
-from nmt.text import write_lines
+from nmt.errors import DataError, describe_error
+from nmt.io import write_lines
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ def clean_corpus(sources: Sources, settings: CleanConfig, out: Path, workers: in
             normaliser.save(out / "normalisation.json")
             leak = leaks(out, normaliser, pool)
     except OSError as error:
-        raise DataError(f"cannot write {told(error, error.filename or out)}.") from error
+        raise DataError(f"cannot write {describe_error(error, error.filename or out)}.") from error
     if leak["dev"] or leak["test"] or (leak["between"] and not given):
         raise AssertionError(f"held-out rows share a sentence: {leak}")
     report = _report(facts, tally, roles, given, settings, normaliser, leak)
@@ -79,7 +79,7 @@ def clean_corpus(sources: Sources, settings: CleanConfig, out: Path, workers: in
     return report
 
 
-def _assign(tally: "Tally", given: Mapping[str, GivenSet], settings: CleanConfig) -> Roles:
+def _assign(tally: "CleanStats", given: Mapping[str, GivenSet], settings: CleanConfig) -> Roles:
     left, right, pair = tally.keys()
     dropped = reasons(tally.total())
     if not len(pair):
@@ -116,9 +116,9 @@ def _clean_rows(
     normaliser: Normaliser,
     out: Path,
     pool: Workers,
-) -> "Tally":
+) -> "CleanStats":
     """All rows of all sources into `out`: those that no rule objects to, and `rejected.tsv` with the others."""
-    tally = Tally(list(sources))
+    tally = CleanStats(list(sources))
     cleaner = functools.partial(clean_chunk, settings=settings, normaliser=normaliser, names=tuple(sources))
     with open(out / KEPT, "wb") as kept, open(out / REJECTED, "wb") as rejected:
         rejected.write(_tabbed("reason", "source", "line", *settings.columns))
@@ -133,7 +133,12 @@ def _clean_rows(
 
 
 def _write(
-    out: Path, roles: Roles, given: Mapping[str, GivenSet], settings: CleanConfig, tally: "Tally", attribution: bool
+    out: Path,
+    roles: Roles,
+    given: Mapping[str, GivenSet],
+    settings: CleanConfig,
+    tally: "CleanStats",
+    attribution: bool,
 ) -> None:
     """Kept rows into the sets; those that the whole corpus leaves no place for after the others in `rejected.tsv`."""
     with open(out / REJECTED, "ab") as rejected:
@@ -184,9 +189,9 @@ def clean_chunk(chunk: Chunk, settings: CleanConfig, normaliser: Normaliser, nam
         reason = row.fault
         sides = ("", "")
         if not reason:
-            normal, sides = normal_and_mended((row.left, row.right), normaliser)
+            normal, sides = normalised_and_repaired((row.left, row.right), normaliser)
             counts["mended"] += sides != normal
-            reason = first_objection(Pair(sides, han, (row.left, row.right)), settings)
+            reason = first_rejection(Pair(sides, han, (row.left, row.right)), settings)
         if reason:
             counts[f"dropped {reason}"] += 1
             rejected.append(_tabbed(reason, names[chunk.source], str(row.number), row.left, row.right))
@@ -219,7 +224,7 @@ def _sample(source: str, number: int, *sides: str) -> list[str]:
 
 
 @dataclass
-class Tally:
+class CleanStats:
     """Counts by source, sample rows by reason, and the keys of the rows that no rule objected to."""
 
     names: list[str]
@@ -257,7 +262,7 @@ class Tally:
 
 def _report(
     facts: Mapping[str, Facts],
-    tally: Tally,
+    tally: CleanStats,
     roles: Roles,
     given: Mapping[str, GivenSet],
     settings: CleanConfig,

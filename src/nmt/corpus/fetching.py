@@ -23,8 +23,8 @@ from typing import Any, BinaryIO, NamedTuple
 
 from nmt.charset import how_to_convert, utf_16
 from nmt.corpus.layout import foreign_format
-from nmt.errors import DataError, counted, told
-from nmt.text import sha256_of, write_lines
+from nmt.errors import DataError, counted, describe_error
+from nmt.io import sha256_of, write_lines
 
 LARGEST_DOWNLOAD = 1 << 30
 """Bytes."""
@@ -119,7 +119,7 @@ def fetch(name: str, origin: str | None, folder: Path, sha256: str | None = None
         for file, path in (*files.items(), ("_source.json", work / "source")):
             os.replace(path, folder / file)
     except OSError as error:
-        raise DataError(f"cannot fetch {_shown(origin)} to {told(error, folder)}.") from error
+        raise DataError(f"cannot fetch {_shown(origin)} to {describe_error(error, folder)}.") from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
     # A corpus that an earlier fetch left under the other suffix would be a second source.

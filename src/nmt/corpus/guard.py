@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nmt.corpus.keys import LEFT, RIGHT, hash_key, leak_key
-from nmt.corpus.mending import Sides, mend_wholly
 from nmt.corpus.normalise import Normaliser
+from nmt.corpus.pair_repair import Sides, repair_fully
 from nmt.corpus.parallel import Workers
-from nmt.text import lines_of
+from nmt.io import lines_of
 
 BLOCK_LINES = 5_000
 
@@ -24,7 +24,7 @@ Forms = NDArray[np.uint64]
 """Keys of one side: a row for each pair, a column for each of its forms."""
 
 
-def normal_and_mended(sides: Sides, normaliser: Normaliser) -> tuple[Sides, Sides]:
+def normalised_and_repaired(sides: Sides, normaliser: Normaliser) -> tuple[Sides, Sides]:
     """A pair as `clean` normalises it, and as it then mends it."""
     one, two = normaliser.han
 
@@ -32,7 +32,7 @@ def normal_and_mended(sides: Sides, normaliser: Normaliser) -> tuple[Sides, Side
         return normaliser(pair[0], one), normaliser(pair[1], two)
 
     normal = normalise(sides)
-    return normal, mend_wholly(normal, normalise)
+    return normal, repair_fully(normal, normalise)
 
 
 def _keys(rows: Sequence[Sequence[Sides]]) -> tuple[Forms, Forms]:
@@ -45,7 +45,7 @@ def _keys(rows: Sequence[Sequence[Sides]]) -> tuple[Forms, Forms]:
 
 def held_out_keys(pairs: Sequence[Sides], normaliser: Normaliser) -> tuple[Forms, Forms]:
     """Hashed leak keys of both sides of held-out pairs, in all of their forms."""
-    return _keys([(sides, *normal_and_mended(sides, normaliser)) for sides in pairs])
+    return _keys([(sides, *normalised_and_repaired(sides, normaliser)) for sides in pairs])
 
 
 def _train_keys(pairs: Sequence[Sides]) -> tuple[Forms, Forms]:

@@ -15,7 +15,7 @@ import hashlib
 import re
 import unicodedata
 
-from nmt.corpus.mending import bare
+from nmt.corpus.pair_repair import bare
 from nmt.corpus.script import HAN, KANA, has_han, simplify
 
 LEFT, RIGHT, PAIR = range(3)

@@ -21,7 +21,7 @@ from typing import Literal
 from nmt.corpus.mojibake import repair
 from nmt.corpus.script import HAN, Policy, default_policy, has_han, is_chinese, simplify, traditionalise
 from nmt.errors import DataError
-from nmt.text import write_lines
+from nmt.io import write_lines
 
 ZhScript = Literal["auto", "simplified", "traditional", "keep", "filter"]
 

@@ -9,8 +9,8 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
 
+from nmt.distributed.launcher import cores
 from nmt.errors import DataError
-from nmt.launch import cores
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -28,8 +28,8 @@ from nmt.corpus.layout import (
 )
 from nmt.corpus.script import is_chinese
 from nmt.errors import DataError, counted
+from nmt.io import decode_line
 from nmt.languages import parse
-from nmt.text import decode_line
 
 log = logging.getLogger(__name__)
 

@@ -36,7 +36,7 @@ class Rule(NamedTuple):
     name: str
     setting: str
     """What it goes by in CleanConfig; none for what no training can use."""
-    objects: Callable[[Pair, CleanConfig], bool]
+    rejects: Callable[[Pair, CleanConfig], bool]
     means: str
 
 
@@ -223,6 +223,6 @@ RULES = (
 """In the order that they are asked."""
 
 
-def first_objection(pair: Pair, settings: CleanConfig) -> str | None:
+def first_rejection(pair: Pair, settings: CleanConfig) -> str | None:
     """The name of the first rule that objects to the pair, or None."""
-    return next((rule.name for rule in RULES if rule.objects(pair, settings)), None)
+    return next((rule.name for rule in RULES if rule.rejects(pair, settings)), None)

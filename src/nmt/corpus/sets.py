@@ -18,7 +18,7 @@ from nmt.corpus.reading import check_layout
 from nmt.corpus.script import is_han_side, simplify
 from nmt.corpus.splitting import Keys, first_of_equal, random_leak, split_groups
 from nmt.errors import DataError, counted
-from nmt.text import read_aligned, sha256_of, write_lines
+from nmt.io import read_aligned, sha256_of, write_lines
 
 HELD_OUT_SETS = ("dev", "test")
 Columns = tuple[str, ...]
@@ -102,7 +102,9 @@ def reference_form(given: Mapping[str, GivenSet], normaliser: Normaliser) -> dic
                 learnt = list(map(simplify, learnt))  # Nothing Traditional is left to be learnt from.
             changed = sum(one != other for one, other in zip(texts, learnt, strict=True))
             if changed:
-                from nmt.scoring import bleu  # Here, since it loads sacrebleu, which most corpora can do without.
+                from nmt.evaluation.metrics import (
+                    bleu,  # Here, since it loads sacrebleu, which most corpora can do without.
+                )
 
                 best = bleu(learnt, [[text] for text in texts], lang)
                 found[name][lang] = {

@@ -1,0 +1,1 @@
+"""From text to updates: tokenizer, encoded corpus, batches."""

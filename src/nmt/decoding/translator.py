@@ -1,0 +1,440 @@
+"""translate: text in, text out. As many lines come out as went in, in order; an empty line stays empty."""
+
+import logging
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from nmt.config import Config, TranslateConfig
+from nmt.corpus import Normaliser
+from nmt.data.batching import batches
+from nmt.data.tokenizer import Tokenizer, load_tokenizers
+from nmt.decoding.search import Hypothesis, beam_search, greedy_search, sample
+from nmt.decoding.sentence_splitter import cut_to_fit
+from nmt.decoding.worker_pool import most_processes, share_out
+from nmt.distributed import gpu_defaults
+from nmt.distributed.host import warn_of_slow
+from nmt.distributed.world import choose_device, gpu_of, limit_onednn_cache
+from nmt.errors import CheckpointError, ConfigError, DataError, counted
+from nmt.evaluation.outputs import is_repeated
+from nmt.model.transformer import Transformer
+from nmt.runs.checkpoint import load_model
+from nmt.runs.identity import check_as_trained
+from nmt.runs.run_dir import RunDir, read_config
+from nmt.special_tokens import BOS, EOS, PAD
+
+log = logging.getLogger(__name__)
+
+WINDOW = 10_000
+"""Lines that are read, sorted by length and translated together; memory does not grow with the file beyond that."""
+
+PORTION = 10_000
+"""Texts that are encoded at once when only their lengths are wanted."""
+
+CONTROLS = str.maketrans(dict.fromkeys([*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029], " "))
+"""A model can spell these with byte pieces; in its output a line end would make two lines of one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What one call may want beyond the settings of `translate`."""
+
+    n_best: int = 1
+    """Translations of each line, best first; fewer if the search finds fewer."""
+    sample: bool = False
+    """Draw translations by chance instead of searching for the likeliest."""
+    temperature: float = 1.0
+    """Below 1 likely tokens are drawn even more often."""
+    top_k: int = 0
+    """Draw from so many of the likeliest tokens; 0 is all."""
+    top_p: float = 1.0
+    """Draw from the fewest likeliest tokens that have this share of the probability."""
+    seed: int = 1
+    """Chance depends on this, the number of the line and nothing else."""
+    max_length: int = 0
+    """Tokens of the longest translation; 0 leaves it to translate.max_extra."""
+
+    def __post_init__(self) -> None:
+        problems = {
+            f"--n-best is {self.n_best}; give at least 1.": self.n_best < 1,
+            f"--temperature is {self.temperature}; give a number from 0.001 to 1000.": not (
+                0.001 <= self.temperature <= 1000
+            ),
+            f"--top-k is {self.top_k}; give 0 (all) or more.": self.top_k < 0,
+            f"--top-p is {self.top_p}; give a share from 0.000001 to 1.": not 0.000001 <= self.top_p <= 1,
+            f"--seed is {self.seed}; give 0 or more.": self.seed < 0,
+            f"--max-length is {self.max_length}; give 0 (no limit of its own) or more.": self.max_length < 0,
+        }
+        if any(problems.values()):
+            raise ConfigError(*(text for text, found in problems.items() if found))
+
+
+class Translation(NamedTuple):
+    """One translation of a line. If the line was translated in parts, the numbers are the sums of theirs."""
+
+    text: str
+    score: float
+    """Log-probability over the length penalty."""
+    logp: float
+    """Natural log-probability of the tokens and eos."""
+    finished: bool
+    """False where the length limit cut it off."""
+
+
+class PairScore(NamedTuple):
+    """What a model says of a given translation."""
+
+    logp: float
+    """Natural log-probability of the target's tokens and eos, given the source."""
+    tokens: int
+    """How many those are, eos among them."""
+
+
+class _Part(NamedTuple):
+    """What is translated at once: a line, or a part of one that is too long."""
+
+    line: int
+    """From 0."""
+    number: int
+    """Of this part in its line."""
+    src: list[int]
+    """Ends in eos."""
+    prefix: list[int]
+
+
+_Found = tuple[_Part, list[Hypothesis]]
+
+Share = Callable[[int, Callable[[int], Any]], Iterator[tuple[int, Any]]]
+"""Has so many tasks done by several processes; gives each one's number and its result, in any order, as JSON has it."""
+
+BATCH_MULTIPLE = 4
+"""Batches come in such multiples on a CPU, where processes share them. So one, two or four have equal work."""
+
+
+@dataclass
+class Counts:
+    """What happened to the lines of a translation."""
+
+    lines: int = 0
+    blank: int = 0
+    """Empty lines in the input; the model is not asked."""
+    invalid: int = 0
+    """Lines with bytes that are not UTF-8."""
+    split: int = 0
+    """Lines that were too long to be translated whole."""
+    empty: int = 0
+    """Lines with words whose translation has none."""
+    repeated: int = 0
+    """Translations that repeat themselves, as eval counts them."""
+    cut: int = 0
+    """Translations that had not ended at the length limit."""
+
+    def add(self, src: str, parts: int, best: Translation) -> None:
+        """Count a line by its text, the number of its parts and its best translation."""
+        self.lines += 1
+        self.blank += not parts
+        self.split += parts > 1
+        self.empty += parts > 0 and not best.text
+        self.repeated += is_repeated(best.text, src)
+        self.cut += not best.finished
+
+    def report(self) -> str:
+        """One line for a person: all that is not as it should be."""
+        names = {
+            "blank": "blank in the input",
+            "invalid": "not UTF-8",
+            "split": "translated in parts",
+            "empty": "with an empty translation",
+            "repeated": "with a translation that repeats itself",
+            "cut": "cut at the length limit",
+        }
+        told = [f"{getattr(self, name):,} {text}" for name, text in names.items() if getattr(self, name)]
+        return counted(self.lines, "line") + (f": {', '.join(told)}" if told else "")
+
+
+class Translator:
+    """A model with all that stands between it and text."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        src_tokenizer: Tokenizer,
+        tgt_tokenizer: Tokenizer,
+        normaliser: Normaliser,
+        config: Config,
+        device: torch.device | str = "cpu",
+        share: Share | None = None,
+    ) -> None:
+        """`model` is on `device` already, and in evaluation mode whenever it is asked to translate.
+
+        All processes that `share` one translation call it with the same lines, and get the same texts.
+        """
+        self.model, self.normaliser, self.device, self.share = model, normaliser, torch.device(device), share
+        self.together = BATCH_MULTIPLE if self.device.type == "cpu" else 1
+        self.src_tokenizer, self.tgt_tokenizer = src_tokenizer, tgt_tokenizer
+        self.src, self.tgt, self.settings = config.data.src, config.data.tgt, config.translate
+        size = next(model.parameters()).element_size()
+        self.batch_tokens = gpu_defaults.translate_tokens(config.translate, config.model, size, gpu_of(self.device))
+        self.joint = "" if normaliser.han[self.tgt] else " "
+        # One position is for bos or eos.
+        self.most = config.model.max_positions - 1 if config.model.position == "learned" else sys.maxsize
+        self.most_input = min(self.settings.max_input, self.most)
+
+    @classmethod
+    def load(cls, run: str | Path, settings: TranslateConfig | None = None, *, device: str = "auto") -> "Translator":
+        """The final model of a finished run; `settings` instead of those that it was trained with.
+
+        Raises CheckpointError or DataError for a folder that is no run, or not a whole one.
+        """
+        folder, place = RunDir(run), choose_device(device)
+        config = read_config(folder)
+        config = config if settings is None else replace(config, translate=settings)
+        tokenizers = load_tokenizers(folder.tokenizer, config.data.src, config.data.tgt)
+        model = load_model(folder, config)
+        check_as_trained(folder, config, {tokenizer.name: tokenizer.sha256 for tokenizer in tokenizers})
+        embeddings = (model.src_embedding or model.embedding, model.embedding)
+        for tokenizer, embedding in zip(tokenizers, embeddings, strict=True):
+            if len(tokenizer) != embedding.num_embeddings:
+                raise CheckpointError(
+                    f"{folder.tokenizer}: {tokenizer.name} has {len(tokenizer):,} pieces, but the model has "
+                    f"{embedding.num_embeddings:,}; put back the tokenizer that the run was trained with."
+                )
+        warn_of_slow("translate.precision", config.translate.precision, place)
+        limit_onednn_cache(place, config.translate.precision, 256)
+        for weight in model.to(place).parameters():  # Not buffers: in half precision angles beyond 256 are not apart.
+            weight.data = weight.data.to(getattr(torch, config.translate.precision))
+        return cls(model, *tokenizers, Normaliser.load(folder.normalisation_file), config, place)
+
+    def translate(self, lines: Sequence[str]) -> list[str]:
+        """The translation of each line; `lines` is a list, also of one line."""
+        return [best.text for best, *_ in self.stream(lines)]
+
+    def translate_nbest(self, lines: Sequence[str], options: Options) -> list[list[Translation]]:
+        """For each line up to `options.n_best` translations, the best first."""
+        return list(self.stream(lines, options))
+
+    def stream(
+        self,
+        lines: Iterable[str],
+        options: Options | None = None,
+        *,
+        prefixes: Sequence[str] | None = None,
+        window: int = WINDOW,
+        counts: Counts | None = None,
+        progress: Callable[[int], object] = lambda lines: None,
+    ) -> Iterator[list[Translation]]:
+        """The translations of each line in order, `window` lines at a time; one of each if `options` want no more.
+
+        A translation begins with its line's text in `prefixes`. `counts` are kept up to date, and `progress` is told
+        of lines that have been translated.
+        """
+        _check_lines(lines=lines, prefixes=prefixes)
+        options, counts = options or Options(), counts or Counts()
+        if not options.sample and options.n_best > self.settings.beam:
+            raise ConfigError(f"--n-best is {options.n_best}, more than translate.beam ({self.settings.beam}).")
+        lines, first = iter(lines), 0
+        given = None if prefixes is None else self._begins(prefixes)
+        while group := list(islice(lines, window)):
+            begins = [[]] * len(group) if given is None else given[first : first + len(group)]
+            if len(begins) < len(group):
+                there = counted(first + len(begins), "prefix", "prefixes")
+                raise DataError(f"{there} for more lines than that; give one for each line.")
+            parts = self._parts(group, begins, first)
+            found: list[list[_Found]] = [[] for _ in group]
+            for part, hyps in self._search_all(parts, options, progress):
+                found[part.line - first].append((part, hyps))
+            for src, line, results in zip(group, found, self._texts(found), strict=True):
+                counts.add(src, len(line), results[0])
+                yield results
+            first += len(group)
+        if prefixes is not None and len(prefixes) > first:
+            there = counted(len(prefixes), "prefix", "prefixes")
+            raise DataError(f"{there} for only {counted(first, 'line')}; give as many of both.")
+
+    def _begins(self, prefixes: Sequence[str]) -> list[list[int]]:
+        """The tokens that each translation begins with; all are looked at before the first is used."""
+        found = self.tgt_tokenizer.encode([self.normaliser(prefix, self.tgt) for prefix in prefixes])
+        self._check_lengths(found, "prefix")
+        return found
+
+    def _check_lengths(self, rows: Sequence[Sequence[int]], what: str) -> None:
+        """Raise DataError for what can't be cut and is too long to be computed with."""
+        for number, row in enumerate(rows, 1):
+            if len(row) > self.most_input:
+                raise DataError(
+                    f"the {what} in line {number} has {len(row):,} tokens, more than {self.most_input:,}; shorten it"
+                    + ("." if self.most_input == self.most else ", or set translate.max_input higher.")
+                )
+
+    def _parts(self, lines: Sequence[str], begins: Sequence[list[int]], first: int) -> list[_Part]:
+        """What to translate; blank lines have no part, lines that are too long have several."""
+        texts = [self.normaliser(line, self.src).strip() for line in lines]
+        parts = []
+        for number, (text, ids, begin) in enumerate(zip(texts, self.src_tokenizer.encode(texts), begins, strict=True)):
+            pieces = [ids] if ids else []
+            if len(ids) > self.most_input:
+                cuts = cut_to_fit(text, self._sizes, self.most_input)
+                pieces = self.src_tokenizer.encode([cut.strip() for cut in cuts if cut.strip()])
+                log.warning(
+                    f"translate: line {first + number + 1} has {len(ids):,} tokens, more than translate.max_input "
+                    f"({self.most_input:,}); it is translated in {len(pieces):,} parts"
+                )
+            for place, piece in enumerate(pieces):
+                # A character alone may be more bytes than a model has positions.
+                parts.append(_Part(first + number, place, [*piece[: self.most], EOS], begin if place == 0 else []))
+        return parts
+
+    def _sizes(self, texts: Sequence[str]) -> list[int]:
+        # In portions: of a megabyte without a space every character is a text, and a list of its own once encoded.
+        portions = (texts[start : start + PORTION] for start in range(0, len(texts), PORTION))
+        return [len(ids) for portion in portions for ids in self.src_tokenizer.encode(portion)]
+
+    def _search_all(self, parts: Sequence[_Part], options: Options, progress: Callable[[int], object]) -> list[_Found]:
+        """The parts in order, each with what was found for it."""
+        found: list[list[Hypothesis]] = [[] for _ in parts]
+        rows = 1 if options.sample else self.settings.beam
+        groups = batches([len(part.src) for part in parts], rows, self.batch_tokens, self.together)
+        for turn, results in self._search_groups([[parts[i] for i in group] for group in groups], options):
+            for i, hyps in zip(groups[turn], results, strict=True):
+                found[i] = hyps
+            progress(sum(parts[i].number == 0 for i in groups[turn]))
+        return list(zip(parts, found, strict=True))
+
+    def _search_groups(
+        self, groups: Sequence[Sequence[_Part]], options: Options
+    ) -> Iterator[tuple[int, list[list[Hypothesis]]]]:
+        """Each batch's place and what was found for its parts, in any order; on a CPU by several processes."""
+        processes = min(len(groups), most_processes()) if self.device.type == "cpu" else 1
+        share = self.share or (partial(share_out, processes=processes) if processes > 1 else None)
+        if share is None:
+            yield from ((turn, self._search(group, options)) for turn, group in enumerate(groups))
+            return
+        for turn, results in share(len(groups), lambda turn: self._search(groups[turn], options)):
+            yield turn, [[Hypothesis(tuple(tokens), *rest) for tokens, *rest in hyps] for hyps in results]
+
+    def _search(self, parts: Sequence[_Part], options: Options) -> list[list[Hypothesis]]:
+        """What is found for each part, in halves where a GPU has no memory for all of them at once."""
+        try:
+            return self._search_together(parts, options)
+        except torch.OutOfMemoryError:
+            if len(parts) == 1:
+                raise
+        # Not above: the error's frames hold all that was computed until then.
+        half = len(parts) // 2
+        return [*self._search(parts[:half], options), *self._search(parts[half:], options)]
+
+    @torch.no_grad()
+    def _search_together(self, parts: Sequence[_Part], options: Options) -> list[list[Hypothesis]]:
+        src_BS = self._padded([part.src for part in parts])
+        limits = [min(len(part.src) - 1 + self.settings.max_extra, self.most) for part in parts]
+        if options.max_length:
+            limits = [min(limit, options.max_length) for limit in limits]
+        prefixes = [part.prefix for part in parts] if any(part.prefix for part in parts) else None
+        if options.sample:
+            draws = [self._sample(src_BS, limits, parts, prefixes, options, draw) for draw in range(options.n_best)]
+            return [sorted(hyps, key=lambda hyp: -hyp.logp) for hyps in zip(*draws, strict=True)]
+        beam = self.settings.beam
+        decoder = self.model.decoder(src_BS, beam)
+        if beam == 1:
+            return [[hyp] for hyp in greedy_search(decoder, limits, prefixes, device=self.device)]
+        return beam_search(
+            decoder,
+            limits,
+            beam=beam,
+            alpha=self.settings.alpha,
+            length_penalty=self.settings.length_penalty,
+            patience=self.settings.patience,
+            n_best=options.n_best,
+            prefixes=prefixes,
+            device=self.device,
+        )
+
+    def _sample(
+        self,
+        src_BS: Tensor,
+        limits: Sequence[int],
+        parts: Sequence[_Part],
+        prefixes: Sequence[Sequence[int]] | None,
+        options: Options,
+        draw: int,
+    ) -> list[Hypothesis]:
+        numbers = [np.random.SeedSequence((options.seed, part.line, part.number, draw)) for part in parts]
+        seeds = [int(number.generate_state(1, np.uint64)[0]) >> 1 for number in numbers]
+        return sample(
+            self.model.decoder(src_BS, 1),
+            limits,
+            generators=[torch.Generator().manual_seed(seed) for seed in seeds],
+            temperature=options.temperature,
+            top_k=options.top_k,
+            top_p=options.top_p,
+            prefixes=prefixes,
+            device=self.device,
+        )
+
+    def _texts(self, found: Sequence[Sequence[_Found]]) -> Iterator[list[Translation]]:
+        """The translations of each line, its parts joined: the best of all parts, the second best of all, ..."""
+        tokens = [hyp.tokens for line in found for _, hyps in line for hyp in hyps]
+        texts = iter(self.tgt_tokenizer.decode(tokens))
+        for line in found:
+            rows = [[(hyp, next(texts).translate(CONTROLS).strip()) for hyp in hyps] for _, hyps in line]
+            if not rows:
+                yield [Translation("", 0.0, 0.0, True)]
+                continue
+            results = []
+            for ranked in zip(*rows, strict=False):
+                hyps = [hyp for hyp, _ in ranked]
+                text = self.joint.join(text for _, text in ranked if text)
+                score, logp = sum(hyp.score for hyp in hyps), sum(hyp.logp for hyp in hyps)
+                results.append(Translation(text, score, logp, all(hyp.finished for hyp in hyps)))
+            yield results
+
+    @torch.no_grad()
+    def score_pairs(self, srcs: Sequence[str], tgts: Sequence[str]) -> list[PairScore]:
+        """The log-probability of each target given its source; both are normalised as in training."""
+        _check_lines(srcs=srcs, tgts=tgts)
+        sides = ((self.src_tokenizer, self.src, srcs), (self.tgt_tokenizer, self.tgt, tgts))
+        src, tgt = (cutter.encode([self.normaliser(line, lang) for line in lines]) for cutter, lang, lines in sides)
+        self._check_lengths(src, "source")
+        self._check_lengths(tgt, "translation")
+        widths = [len(s) + len(t) + 2 for s, t in zip(src, tgt, strict=True)]
+        found = [PairScore(0.0, 0)] * len(widths)
+        for batch in batches(widths, 1, self.batch_tokens):
+            src_BS = self._padded([[*src[i], EOS] for i in batch])
+            in_BT, out_BT = (self._padded(rows) for rows in (
+                [[BOS, *tgt[i]] for i in batch], [[*tgt[i], EOS] for i in batch],
+            ))  # fmt: skip
+            logp_B = self._forced(src_BS, in_BT, out_BT)
+            for i, logp in zip(batch, logp_B.tolist(), strict=True):
+                found[i] = PairScore(logp, len(tgt[i]) + 1)
+        return found
+
+    def _forced(self, src_BS: Tensor, in_BT: Tensor, out_BT: Tensor) -> Tensor:
+        """The summed log-probability of each row of out_BT, a few positions at a time: V logits each are large."""
+        real_BT = out_BT != PAD
+        hidden_ND, token_N = self.model(src_BS, in_BT)[real_BT], out_BT[real_BT]
+        exact = torch.promote_types(hidden_ND.dtype, torch.float32)
+        logp_N = torch.cat([
+            torch.log_softmax(self.model.logits(hidden), dim=1, dtype=exact).gather(1, token[:, None]).squeeze(1)
+            for hidden, token in zip(torch.split(hidden_ND, 256), torch.split(token_N, 256), strict=True)
+        ])  # fmt: skip
+        return torch.zeros_like(out_BT, dtype=logp_N.dtype).masked_scatter(real_BT, logp_N).sum(1)
+
+    def _padded(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        tensors = [torch.tensor(row, dtype=torch.long) for row in rows]
+        return pad_sequence(tensors, batch_first=True, padding_value=PAD).to(self.device)
+
+
+def _check_lines(**texts: Iterable[str] | None) -> None:
+    """Raise TypeError for a text in place of a list: to Python it is a sequence of texts, each of one character."""
+    for name, lines in texts.items():
+        if isinstance(lines, str | bytes):
+            raise TypeError(f"{name} is one text; give a list of lines, e.g. [{lines[:40]!r}].")

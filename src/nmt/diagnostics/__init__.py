@@ -1,0 +1,1 @@
+"""Is this machine and this installation fit for training: `nmt doctor`."""

@@ -1,0 +1,1 @@
+"""The processes of a training, the machine that they run on, and its devices."""

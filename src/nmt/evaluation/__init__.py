@@ -1,0 +1,1 @@
+"""Scores of translations; nothing here knows runs or corpora."""

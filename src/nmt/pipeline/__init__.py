@@ -1,0 +1,1 @@
+"""The six stages, and the engine that runs those that are out of date."""
