@@ -1,6 +1,7 @@
 """The site: its reference is the code, the paper's page quotes the code, the tutorial shows what is printed, and every
 link of what is built leads somewhere."""
 
+import difflib
 import importlib.util
 import inspect
 import re
@@ -121,17 +122,18 @@ def test_every_line_that_the_page_of_the_paper_quotes_stands_where_it_says(page:
         place = reference.find(name)
         assert place is not None, name
         line = place.line_of(code)
-        assert line is not None, f"{page}: {code!r} is not in {name}; quote the line that now does this"
+        near = difflib.get_close_matches(code, [text.strip() for text in place.source.split("\n")], 1, 0.3)
+        assert line is not None, f"{page}: {code!r} is not in {name}; quote the line that does this now, perhaps {near}"
         path = ROOT / "src" / f"{place.module.replace('.', '/')}.py"
         path = path if path.is_file() else path.with_suffix("") / "__init__.py"
         assert path.read_text(encoding="utf-8").split("\n")[line - 1].strip() == code.strip()
 
 
 def test_a_line_that_is_no_longer_in_the_code_is_noticed() -> None:
-    place = reference.find("nmt.optimizer.learning_rate")
+    place = reference.find("nmt.training.optimizer.learning_rate")
     assert place is not None
     assert place.line_of("rate = 0.1") is None
-    assert reference.find("nmt.optimizer.no_such_function") is None
+    assert reference.find("nmt.training.optimizer.no_such_function") is None
     assert reference.find("nmt.no_such_module.function") is None
 
 
