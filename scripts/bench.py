@@ -44,10 +44,10 @@ SIZES = {
     "base": ["model.layers=6", "model.d_model=512", "model.d_ff=2048", "model.heads=8"],
 }
 RECIPE = [
-    *("bpe.vocab_size=8000", "bpe.coverage=0.9995", "model.norm=post", "model.dropout=0.1"),
+    *("bpe.vocab_size=8000", "bpe.character_coverage=0.9995", "model.norm_order=post", "model.dropout=0.1"),
     *("model.attention_dropout=0.1", "optim.schedule=inverse_sqrt", "optim.learning_rate=1e-3"),
-    *("optim.warmup_steps=400", "optim.batch_tokens=3890", "train.device_tokens=1300"),
-    *("train.validate_sentences=0", "optim.stop_on=loss", "train.log_every=1000000"),
+    *("optim.warmup_steps=400", "train.batch_tokens=3890", "runtime.device_tokens=1300"),
+    *("train.validate_sentences=0", "train.early_stop_metric=loss", "runtime.log_every=1000000"),
 ]
 
 
@@ -163,7 +163,7 @@ def train_nmt(args: argparse.Namespace, processes: int, words: Sequence[str], *,
     """What `nmt train --processes N` does, as it does it, timed between the ends of updates."""
     report = args.work / "report.json"
     command = [str(Path(__file__).resolve()), "_worker", str(report), str(args.warmup), str(int(exchange))]
-    command += ["--fresh", *sets([*words, f"optim.max_steps={args.warmup + args.updates}"]), "--device", args.device]
+    command += ["--fresh", *sets([*words, f"train.max_steps={args.warmup + args.updates}"]), "--device", args.device]
     # A single process is launched too: it is a world of one, and gets all cores as threads.
     code = f"import sys; from nmt.distributed.launcher import launch; sys.exit(launch(sys.argv[1:], {processes}))"
     execute([sys.executable, "-c", code, *command], cwd=args.work, env=environment())
@@ -251,7 +251,7 @@ def train(args: argparse.Namespace) -> None:
     _, words = encoded(args, args.size)
     contestants: dict[str, Callable[[], dict]] = {}
     for precision, processes in itertools.product(args.precision, args.processes):
-        name, given = f"nmt, {processes} processes, {precision}", [*words, f"optim.precision={precision}"]
+        name, given = f"nmt, {processes} processes, {precision}", [*words, f"train.precision={precision}"]
         contestants[name] = lambda processes=processes, given=given: train_nmt(args, processes, given)
     if args.peer:
         prepare_peers(args)
@@ -291,7 +291,7 @@ def untrained(args: argparse.Namespace) -> Path:
     """A run of this size after one tiny update."""
     _, words = encoded(args, args.size)
     name = f"untrained-{args.size}"
-    small = sets([*words, "optim.max_steps=1", "optim.batch_tokens=64", "translate.alpha=1.0"])
+    small = sets([*words, "train.max_steps=1", "train.batch_tokens=64", "translate.alpha=1.0"])
     nmt(args, ["train", "--name", name, "--device", "cpu", *small, "--set", "translate.length_penalty=power"])
     return args.work / "runs" / name
 
@@ -329,7 +329,7 @@ def decode_worker(run: Path, source: Path, forced: int, batch: int, precision: s
     from nmt.runs.run_dir import read_config
 
     # The rule to stop and the length penalty that the peers have.
-    peers = {"beam": 4, "alpha": 1.0, "length_penalty": "power", "patience": 1.0}
+    peers = {"beam": 4, "alpha": 1.0, "length_penalty": "power", "beam_patience": 1.0}
     settings = replace(read_config(run).translate, batch_tokens=batch, precision=precision, **peers)
     translator = Translator.load(run, settings, device="cpu")
     # The others count no eos: N tokens are N steps of the search, in which nmt finds N - 1 and eos.

@@ -40,7 +40,7 @@ def main() -> None:
     found: dict[tuple[int, int, bool], list[float]] = {}
     for _ in range(args.rounds):
         for processes, accumulate in cases:
-            cut = [f"optim.batch_tokens={args.tokens * processes * accumulate}", f"train.device_tokens={args.tokens}"]
+            cut = [f"train.batch_tokens={args.tokens * processes * accumulate}", f"runtime.device_tokens={args.tokens}"]
             for exchange in (True, False) if processes > 1 else (True,):
                 rate = train_nmt(args, processes, [*words, *cut], exchange=exchange)["tokens_s"]
                 found.setdefault((processes, accumulate, exchange), []).append(rate)

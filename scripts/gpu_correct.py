@@ -22,7 +22,14 @@ from nmt.training.step import Trainer, TrainingModel, prepare, train_step
 
 VARIANTS = {
     "paper": (),
-    "modern": ("norm=pre", "norm_kind=rms", "activation=swiglu", "position=rope", "kv_heads=2", "decoder_layers=1"),
+    "modern": (
+        "norm_order=pre",
+        "norm_type=rms",
+        "activation=swiglu",
+        "position=rope",
+        "kv_heads=2",
+        "decoder_layers=1",
+    ),
 }
 
 
@@ -98,7 +105,7 @@ def searches_agree(report: Report, at: Setting) -> None:
     """Greedy and beam search of a model that has learned when sentences end, on both devices."""
     vocab, data = 60, synthetic(400, 60, mean=6)
     config = recipe(None, "optim.schedule=constant", "optim.learning_rate=3e-3", "optim.warmup_steps=10",
-                    "optim.batch_tokens=600", "train.device_tokens=300", *(f"model.{v}" for v in SMALL))  # fmt: skip
+                    "train.batch_tokens=600", "runtime.device_tokens=300", *(f"model.{v}" for v in SMALL))  # fmt: skip
     trainer = Trainer.build(config, at.world, (vocab, vocab))
     for step, update in enumerate(islice(cycle(updates_of(data, config)), 20 if at.tiny else 100), 1):
         train_step(trainer, prepare(trainer, data, update), step)
@@ -123,10 +130,10 @@ def bfloat16(report: Report, at: Setting) -> None:
     """The same weights and batch in both precisions, then a few updates."""
     vocab = 300 if at.tiny else 8000
     changes = ("model.dropout=0", "optim.schedule=constant", "optim.learning_rate=3e-4", "optim.warmup_steps=1",
-               "optim.batch_tokens=4000", "train.device_tokens=2048")  # fmt: skip
+               "train.batch_tokens=4000", "runtime.device_tokens=2048")  # fmt: skip
     data, results = synthetic(100, vocab, mean=8), []
     for precision in ("float32", "bfloat16"):
-        config = recipe("base.yaml", *changes, f"optim.precision={precision}", tiny=at.tiny)
+        config = recipe("base.yaml", *changes, f"train.precision={precision}", tiny=at.tiny)
         trainer = Trainer.build(config, at.world, (vocab, vocab))
         batch = collate(*data.take(np.arange(len(data)))).to(at.device)
         with trainer.precision():
@@ -154,7 +161,7 @@ def resume(report: Report, at: Setting) -> None:
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # Without it cuBLAS refuses to be deterministic.
     vocab, size = (300, 240) if at.tiny else (8000, 3000)
     data = synthetic(size // 8, vocab, mean=8 if at.tiny else 25)
-    sizes = (f"optim.batch_tokens={size}", f"train.device_tokens={size // 3}")
+    sizes = (f"train.batch_tokens={size}", f"runtime.device_tokens={size // 3}")
     config = recipe("base.yaml", *sizes, "optim.warmup_steps=4", "optim.lr_factor=0.2", tiny=at.tiny)
     updates = list(islice(cycle(updates_of(data, config)), 8))
 
@@ -168,10 +175,10 @@ def resume(report: Report, at: Setting) -> None:
             saved = Path(folder) / "saved"
             tensors = checkpoint.optimizer_tensors(trainer.optimizer, trainer.model)
             checkpoint.save(saved, trainer.model.state_dict(), {"step": 4}, tensors)
-            trainer = Trainer.build(replace(config, optim=replace(config.optim, seed=2)), at.world, (vocab, vocab))
+            trainer = Trainer.build(replace(config, train=replace(config.train, seed=2)), at.world, (vocab, vocab))
             # Other weights until they are loaded, the same chance.
-            optim = replace(trainer.config.optim, seed=config.optim.seed)
-            trainer = replace(trainer, config=replace(trainer.config, optim=optim))
+            train = replace(trainer.config.train, seed=config.train.seed)
+            trainer = replace(trainer, config=replace(trainer.config, train=train))
             trainer.model.load_state_dict(checkpoint.load(saved)[0])
             checkpoint.restore_optimizer(trainer.optimizer, trainer.model, checkpoint.load_optimizer(saved))
         return losses + straight(trainer, range(5, 9)), checkpoint.digest(trainer.model.state_dict())

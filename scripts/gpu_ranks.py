@@ -67,10 +67,14 @@ def one_of_two(rank: int, device: str, tiny: bool, compiled: bool, folder: Path)
 def losses_of(world: World, tiny: bool, *, compiled: bool) -> tuple[list[float], str]:
     """The loss of each of a few steps for each target token, and a hash of the weights that they lead to."""
     vocab, size = (300, 240) if tiny else (8000, 6000)
-    sizes = (f"optim.batch_tokens={size}", f"train.device_tokens={size // 3}", f"train.compile={str(compiled).lower()}")
+    sizes = (
+        f"train.batch_tokens={size}",
+        f"runtime.device_tokens={size // 3}",
+        f"runtime.compile={str(compiled).lower()}",
+    )
     # Float32 and no dropout: another number of processes and another compiler only round otherwise.
     # And two layers: the more there are, the longer they compile.
-    exact = ("model.dropout=0", "optim.precision=float32", "optim.warmup_steps=4", "optim.lr_factor=0.2")
+    exact = ("model.dropout=0", "train.precision=float32", "optim.warmup_steps=4", "optim.lr_factor=0.2")
     exact = (*exact, "model.layers=2")
     config = recipe("base.yaml", *sizes, *exact, tiny=tiny)
     data = synthetic(size // 4, vocab, mean=8 if tiny else 25)

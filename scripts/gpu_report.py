@@ -145,8 +145,8 @@ def relative(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
 
 
 def updates_of(data: ParallelDataset, config: Config) -> list[Numbers]:
-    optim, lengths = config.optim, (data.src.lengths, data.tgt.lengths)
-    return next(plan_epoch(*lengths, optim.batch_tokens, optim.length_buckets, optim.seed, 0))
+    train, lengths = config.train, (data.src.lengths, data.tgt.lengths)
+    return next(plan_epoch(*lengths, train.batch_tokens, train.length_buckets, train.seed, 0))
 
 
 @torch.no_grad()

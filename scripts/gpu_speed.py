@@ -41,8 +41,8 @@ def speed(report: Report, at: Setting) -> None:
     peak = matrix_peak(report, at)
     data = synthetic(300 if at.tiny else 200_000, at.vocab)
     finest = 200 if at.tiny else 4096
-    cases = [("base", ()), ("big", ()), ("base", ("optim.precision=float32",)),
-             ("base", (f"train.device_tokens={finest}",)), ("base-modern", ("train.compile=false",))]  # fmt: skip
+    cases = [("base", ()), ("big", ()), ("base", ("train.precision=float32",)),
+             ("base", (f"runtime.device_tokens={finest}",)), ("base-modern", ("runtime.compile=false",))]  # fmt: skip
     for name, changes in cases:
         with report.attempt(" ".join((name, *changes))):
             pace(report, at, name, changes, data, peak)
@@ -58,7 +58,7 @@ def compiled(report: Report, at: Setting) -> None:
     for name in ("base",) if at.tiny else ("base", "big"):
         for word in ("true", "false"):
             with report.attempt(f"{name}, compile {word}"):
-                pace(report, at, name, (f"train.compile={word}",), data, peak)
+                pace(report, at, name, (f"runtime.compile={word}",), data, peak)
 
 
 def pairs(report: Report, at: Setting) -> None:
@@ -106,7 +106,7 @@ class Training:
         self.trainer = replace(
             self.trainer,
             config=replace(
-                config, optim=replace(config.optim, max_steps=last), train=replace(config.train, log_every=last)
+                config, train=replace(config.train, max_steps=last), runtime=replace(config.runtime, log_every=last)
             ),
         )
         paths = TrainPaths(clean=self.run, bpe=self.run, encode=self.run, run=self.run)
@@ -130,13 +130,13 @@ def pace(
         report.add(title, "left out: no time")
         return
     quiet = ("train.validate_sentences=0", f"train.validate_every={NEVER}", f"train.save_every={NEVER}")
-    small = ("optim.batch_tokens=600",) if at.tiny else ()
+    small = ("train.batch_tokens=600",) if at.tiny else ()
     config = recipe(f"{name}.yaml", *quiet, *small, *changes, tiny=at.tiny)
     at.forget()
     with tempfile.TemporaryDirectory() as folder:
         one = Training(at, config, data, Path(folder))
         meant = one.trainer.config
-        told = f"{meant.optim.precision}, device_tokens {one.trainer.device_tokens:,}"
+        told = f"{meant.train.precision}, device_tokens {one.trainer.device_tokens:,}"
         report.add(f"{title}: what the defaults became", told)
         begun = time.perf_counter()
         one.take(2 if at.tiny else 10)
@@ -197,7 +197,7 @@ def profile_steps(at: Setting, data: ParallelDataset) -> None:
     from torch.profiler import ProfilerActivity, profile
 
     at.forget()
-    config = recipe("base.yaml", *(("optim.batch_tokens=600",) if at.tiny else ()), tiny=at.tiny)
+    config = recipe("base.yaml", *(("train.batch_tokens=600",) if at.tiny else ()), tiny=at.tiny)
     trainer = Trainer.build(config, at.world, (at.vocab, at.vocab))
     updates = updates_of(data, trainer.config)
     train_step(trainer, prepare(trainer, data, updates[0]), 1)
@@ -252,7 +252,7 @@ class Decoding:
         model = Transformer(config.model, self.at.vocab).to(self.at.device, dtype).eval()
         gpu: Gpu | None = gpu_of(self.at.device)
         tokens = translate_tokens(config.translate, config.model, dtype.itemsize, gpu)
-        config = replace(config, translate=replace(config.translate, batch_tokens=tokens, max_extra=0))
+        config = replace(config, translate=replace(config.translate, batch_tokens=tokens, max_length_offset=0))
         words = Numbers(self.at.vocab)
         normaliser = Normaliser("keep", {"en": False, "zh": False})
         return Translator(model, words, words, normaliser, config, self.at.device)  # type: ignore[arg-type]

@@ -48,11 +48,11 @@ def train(report: Report, at: Setting) -> None:
         each = (time.perf_counter() - begun) / (step - first)
         report.add("a step", 1e3 * each, "ms")
         # A third of the time is for validation, the choice of the final model and the test set.
-        steps = 8 if at.tiny else max(100, min(config.optim.max_steps, int(0.67 * at.left / each)))
+        steps = 8 if at.tiny else max(100, min(config.train.max_steps, int(0.67 * at.left / each)))
         config = replace(
             config,
-            optim=replace(config.optim, max_steps=steps, warmup_steps=min(config.optim.warmup_steps, steps // 4)),
-            train=replace(config.train, validate_every=-(-steps // 4), save_every=max(1, steps // 12)),
+            optim=replace(config.optim, warmup_steps=min(config.optim.warmup_steps, steps // 4)),
+            train=replace(config.train, max_steps=steps, validate_every=-(-steps // 4), save_every=max(1, steps // 12)),
         )
         begun = time.perf_counter()
         try:

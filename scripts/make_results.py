@@ -58,7 +58,7 @@ def read_result(split: str, run: Path) -> Result:
     if scores.get("trained_on"):
         raise DataError(f"{run} was trained on {scores['trained_on']} lines of its test set.")
     # An average by hand may have been compared with nothing; then nothing is said.
-    by_bleu = config.optim.stop_on == "bleu" and config.train.validate_sentences
+    by_bleu = config.train.early_stop_metric == "bleu" and config.train.validate_sentences
     compared = final.get("dev_scores", {}).get(str(final.get("made_of")).removesuffix(" (nmt average)"))
     return Result(
         split=split,

@@ -22,18 +22,18 @@ def convert(run: Path, out: Path) -> None:
     """Write `out`, replacing what is there."""
     settings = json.loads((run / "config.json").read_text(encoding="utf-8"))
     model = settings["model"]
-    plain = {"norm_kind": ("layer",), "position": ("sinusoidal",), "kv_heads": (0, model["heads"])}
+    plain = {"norm_type": ("layer",), "position": ("sinusoidal",), "kv_heads": (0, model["heads"])}
     plain["activation"] = tuple(ACTIVATIONS)
     for name, allowed in plain.items():
         if model[name] not in allowed:
             sys.exit(
                 f"{run}: model.{name} is {model[name]}; from here CTranslate2 gets only {', '.join(map(str, allowed))}."
             )
-    if not settings["bpe"]["joint"]:
-        sys.exit(f"{run}: bpe.joint is false; from here CTranslate2 gets only a joint vocabulary.")
+    if not settings["bpe"]["shared_vocab"]:
+        sys.exit(f"{run}: bpe.shared_vocab is false; from here CTranslate2 gets only a joint vocabulary.")
     weights = load_file(run / "final" / "model.safetensors")
     depths = (model["layers"], model["decoder_layers"] or model["layers"])
-    pre = model["norm"] == "pre"
+    pre = model["norm_order"] == "pre"
     spec = TransformerSpec.from_config(
         depths, model["heads"], pre_norm=pre, no_final_norm=not pre, activation=ACTIVATIONS[model["activation"]]
     )

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # From raw text to a score on one machine with 8 GPUs (GPUS=4 for 4):
 #
-#     scripts/train_8_gpus.sh base.yaml --set optim.seed=2 --name base.2
+#     scripts/train_8_gpus.sh base.yaml --set train.seed=2 --name base.2
 #
 # The recipe comes first; what follows goes to every command. `nmt run -c base.yaml --processes 8` does the same; this
 # shows the steps, for those who start torchrun in their own way. The recipe's update is the same on any number of GPUs.

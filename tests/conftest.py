@@ -65,9 +65,10 @@ data: {corpus: mini}
 clean: {dev_size: 40, test_size: 60}
 bpe: {vocab_size: 1200}
 model: {layers: 1, d_model: 32, d_ff: 64, heads: 2}
-optim: {batch_tokens: 1000, max_steps: 8, warmup_steps: 4}
-train: {device_tokens: 1000, validate_every: 4, validate_sentences: 4, save_every: 4, log_every: 1}
-translate: {beam: 1, max_extra: 4}
+optim: {warmup_steps: 4}
+train: {batch_tokens: 1000, max_steps: 8, validate_every: 4, validate_sentences: 4, save_every: 4}
+runtime: {device_tokens: 1000, log_every: 1}
+translate: {beam: 1, max_length_offset: 4}
 eval: {bootstrap: 0}
 """
 

@@ -108,7 +108,7 @@ def write_run(run: Path) -> Path:
     tokenizer = Tokenizer(pieces.getvalue(), "joint.model")
     config = Config(
         model=ModelConfig(layers=1, d_model=32, d_ff=64, heads=2, dropout=0.0),
-        translate=TranslateConfig(beam=2, max_extra=8),
+        translate=TranslateConfig(beam=2, max_length_offset=8),
     )
     torch.manual_seed(1)
     model = Transformer(config.model, len(tokenizer))

@@ -141,7 +141,7 @@ def test_settings_that_are_accepted_can_be_planned_whatever_they_are(empty_folde
     }
     wanted = {
         f"{section}.{key}": st.sampled_from(typing.get_args(kind)) if typing.get_origin(kind) else numbers[kind]
-        for section in ("encode", "model", "optim", "train", "translate", "eval")
+        for section in ("encode", "model", "optim", "train", "runtime", "translate", "eval")
         for key, kind in KINDS[section].items()
         if kind in numbers or typing.get_origin(kind) is typing.Literal
     }

@@ -91,7 +91,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     loaded = Translator.load(folder, device="cpu")
 
     def load(_: Path, translate, *, device: str) -> Translator:
-        loaded.settings, loaded.most_input = translate, min(translate.max_input, loaded.most)
+        loaded.settings, loaded.most_input = translate, min(translate.max_source_tokens, loaded.most)
         return loaded
 
     with mock.patch.object(Translator, "load", load):
@@ -128,8 +128,8 @@ SET = {
     "translate.alpha": ["0", "0.6", "10", "1e-300"],
     "translate.beam": ["1", "3", "50"],
     "translate.length_penalty": ["gnmt", "power"],
-    "translate.max_extra": ["0", "5"],
-    "translate.max_input": ["2", "3", "40"],
+    "translate.max_length_offset": ["0", "5"],
+    "translate.max_source_tokens": ["2", "3", "40"],
     "translate.batch_tokens": ["1", "77", "2147483647"],
 }
 OPTIONS = {

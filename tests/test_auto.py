@@ -54,11 +54,11 @@ def test_the_precision_is_bfloat16_on_a_gpu_that_has_it_alone_and_a_word_that_wa
 def test_a_recipe_as_it_is_trains_in_float32_on_a_cpu_and_in_bfloat16_on_a_gpu(path):
     config = load(str(path))
     here, there = (gpu_defaults.for_training(config, gpu) for gpu in (None, H200))
-    assert (here.optim.precision, here.train.device_tokens) == ("float32", 4096)
-    assert (there.optim.precision, there.train.device_tokens) == ("bfloat16", "auto")
+    assert (here.train.precision, here.runtime.device_tokens) == ("float32", 4096)
+    assert (there.train.precision, there.runtime.device_tokens) == ("bfloat16", "auto")
     for found in (here, there):  # All else is the recipe.
-        again = replace(found.optim, precision="auto"), replace(found.train, device_tokens="auto")
-        assert replace(found, optim=again[0], train=again[1]) == config
+        again = replace(found.train, precision="auto"), replace(found.runtime, device_tokens="auto")
+        assert replace(found, train=again[0], runtime=again[1]) == config
 
 
 @pytest.mark.parametrize("processes", [1, 8])
@@ -66,7 +66,7 @@ def test_a_recipe_as_it_is_trains_in_float32_on_a_cpu_and_in_bfloat16_on_a_gpu(p
     ("lengths", "rounds"), [((24, 25, 26), {1}), ((9, 10, 29, 30), {1, 2}), ((5, 12, 26, 50), {1, 2})]
 )
 def test_a_process_has_its_share_of_an_update_in_one_or_two_micro_batches(processes, lengths, rounds):
-    batch_tokens = load("base.yaml").optim.batch_tokens
+    batch_tokens = load("base.yaml").train.batch_tokens
     # As many tokens of each length; the other side is up to a tenth shorter.
     src = [n for n in lengths for _ in range(batch_tokens // len(lengths) // n)]
     data = of_lengths(src, [n - i % (n // 10 + 1) for i, n in enumerate(src)])
@@ -135,7 +135,7 @@ def test_float32_on_a_gpu_is_float32_whatever_was_set_before(monkeypatch):
 def begun(paths, tmp_path_factory) -> Path:
     """A run of six steps on a CPU, whose settings say `auto`."""
     run = tmp_path_factory.mktemp("begun") / "run"
-    train_model(settings("optim.max_steps=6", "train.device_tokens=auto"), at(paths, run), ALONE)
+    train_model(settings("train.max_steps=6", "runtime.device_tokens=auto"), at(paths, run), ALONE)
     return run
 
 
@@ -145,10 +145,10 @@ def copy_of(run: Path, folder: Path) -> Path:
 
 
 def test_a_run_says_what_auto_became(begun, caplog):
-    assert read_identity(begun)["settings"]["optim"]["precision"] == "float32"
-    assert json.loads((begun / "numerics.json").read_text())["train"]["device_tokens"] == 4096
-    assert read_config(begun).optim.precision == "auto", "the settings are as they were given"
-    assert as_trained(read_config(begun), begun).optim.precision == "float32"
+    assert read_identity(begun)["settings"]["train"]["precision"] == "float32"
+    assert json.loads((begun / "numerics.json").read_text())["runtime"]["device_tokens"] == 4096
+    assert read_config(begun).train.precision == "auto", "the settings are as they were given"
+    assert as_trained(read_config(begun), begun).train.precision == "float32"
     assert describe_run(begun)["precision"] == "float32"
     assert state(begun)["device_tokens"] == 0, "nothing was tried"
 
@@ -156,21 +156,21 @@ def test_a_run_says_what_auto_became(begun, caplog):
 def test_the_first_line_names_the_precision_that_auto_became(paths, tmp_path, monkeypatch, caplog):
     as_on_a_gpu(monkeypatch, bfloat16=True)
     with caplog.at_level(logging.INFO):
-        train_model(settings("optim.max_steps=2"), at(paths, tmp_path / "run"), ALONE)
+        train_model(settings("train.max_steps=2"), at(paths, tmp_path / "run"), ALONE)
     assert "on cpu, bfloat16, 2 updates" in caplog.text
-    assert read_identity(tmp_path / "run")["settings"]["optim"]["precision"] == "bfloat16"
+    assert read_identity(tmp_path / "run")["settings"]["train"]["precision"] == "bfloat16"
 
 
 def test_a_run_that_is_resumed_on_another_device_keeps_the_precision_that_it_began_with(
     paths, begun, tmp_path, monkeypatch, caplog
 ):
     run, whole = copy_of(begun, tmp_path), tmp_path / "whole"
-    changes = ("optim.max_steps=9", "train.device_tokens=4096")
-    train_model(settings("optim.precision=float32", *changes), at(paths, whole), ALONE)
+    changes = ("train.max_steps=9", "runtime.device_tokens=4096")
+    train_model(settings("train.precision=float32", *changes), at(paths, whole), ALONE)
     as_on_a_gpu(monkeypatch, bfloat16=True)
     with caplog.at_level(logging.INFO):
         train_model(settings(*changes), at(paths, run), ALONE)
-    assert "optim.precision stays float32, which the run began with; auto is bfloat16 here" in caplog.text
+    assert "train.precision stays float32, which the run began with; auto is bfloat16 here" in caplog.text
     assert equal(final(run), final(whole))
     assert trained_precision(run) == "float32"
     train_model(settings(*changes), at(paths, run), ALONE, fresh=True)
@@ -179,19 +179,19 @@ def test_a_run_that_is_resumed_on_another_device_keeps_the_precision_that_it_beg
 
 def test_a_word_for_auto_is_the_same_run_and_another_word_is_refused(paths, begun, tmp_path):
     run = copy_of(begun, tmp_path)
-    train_model(settings("optim.max_steps=7", "optim.precision=float32"), at(paths, run), ALONE)
-    with pytest.raises(ConfigError, match=r"optim\.precision: float32 -> bfloat16"):
-        train_model(settings("optim.max_steps=8", "optim.precision=bfloat16"), at(paths, run), ALONE)
-    train_model(settings("optim.max_steps=8", "optim.precision=auto"), at(paths, run), ALONE)
+    train_model(settings("train.max_steps=7", "train.precision=float32"), at(paths, run), ALONE)
+    with pytest.raises(ConfigError, match=r"train\.precision: float32 -> bfloat16"):
+        train_model(settings("train.max_steps=8", "train.precision=bfloat16"), at(paths, run), ALONE)
+    train_model(settings("train.max_steps=8", "train.precision=auto"), at(paths, run), ALONE)
     assert checkpoint.newest(run) == checkpoint.step_folder(run, 8)
 
 
 def test_a_finished_run_of_before_auto_is_still_finished(paths, tmp_path, caplog):
     run = at(paths, tmp_path / "run")
-    train_model(settings("optim.precision=float32", "optim.max_steps=4"), run, ALONE)
+    train_model(settings("train.precision=float32", "train.max_steps=4"), run, ALONE)
     before = {path: path.stat().st_mtime_ns for path in run.run.rglob("*") if path.name != "lock"}
     with caplog.at_level(logging.INFO):
-        train_model(settings("optim.max_steps=4"), run, ALONE)
+        train_model(settings("train.max_steps=4"), run, ALONE)
     assert "is finished; nothing to do" in caplog.text
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
@@ -211,13 +211,13 @@ def test_every_process_takes_the_precision_of_the_first(monkeypatch, tmp_path):
     for rank, gpu in ((0, OLD), (1, H200)):
         monkeypatch.setattr(resume, "gpu_of", lambda device, gpu=gpu: gpu)
         found = resume.settle(Config(), tmp_path / "none", Two(rank, 2, torch.device("cpu")), fresh=False)
-        assert found.optim.precision == ("float16" if rank == 0 else "bfloat16"), "what all were told"
+        assert found.train.precision == ("float16" if rank == 0 else "bfloat16"), "what all were told"
     assert told == [[0.0], [0.0]], "the first says float32, the others nothing"
 
 
 def test_the_precision_is_of_the_result_and_the_rest_of_auto_is_numerics():
-    kinds = {"optim": "result", "train": "numerics", "translate": "numerics"}
-    for name, setting in (("optim", "precision"), ("train", "device_tokens"), ("translate", "batch_tokens")):
+    kinds = {"train": "result", "runtime": "numerics", "translate": "numerics"}
+    for name, setting in (("train", "precision"), ("runtime", "device_tokens"), ("translate", "batch_tokens")):
         assert of_kind(getattr(Config(), name), kinds[name])[setting] == "auto"
 
 
@@ -315,31 +315,31 @@ def test_the_plan_says_what_auto_means_on_the_device_that_it_is_for(recipe):
     config = load(f"{recipe}.yaml")
     here, there = make_plan(config, None, "cpu"), make_plan(config, None, "cuda", H200)
     assert here["auto"] == {
-        "optim.precision": "float32", "train.device_tokens": 4096, "translate.batch_tokens": 4096,
+        "train.precision": "float32", "runtime.device_tokens": 4096, "translate.batch_tokens": 4096,
     }  # fmt: skip
     tokens = gpu_defaults.translate_tokens(config.translate, config.model, 4, H200)
-    share = gpu_defaults.device_tokens("auto", config.optim.batch_tokens, 1, H200)
+    share = gpu_defaults.device_tokens("auto", config.train.batch_tokens, 1, H200)
     assert there["auto"] == {
-        "optim.precision": "bfloat16", "train.device_tokens": share, "translate.batch_tokens": tokens,
+        "train.precision": "bfloat16", "runtime.device_tokens": share, "translate.batch_tokens": tokens,
     }  # fmt: skip
     assert there["memory"]["half_precision_copies"] > 0
     assert there["memory"]["micro_batch_tokens"] == max(share, 512)
     assert there["attention"]["decoder_cache"] == cache_bytes(config.model, 512, config.translate, tokens, 4)
     line = next(line for line in plan_lines(there) if line.startswith("auto"))
     assert (
-        f"on cuda: optim.precision bfloat16, train.device_tokens {share:,}, translate.batch_tokens {tokens:,}" in line
+        f"on cuda: train.precision bfloat16, runtime.device_tokens {share:,}, translate.batch_tokens {tokens:,}" in line
     )
     assert make_plan(config, None, "cuda") == make_plan(config, None, "cuda", Gpu(80 * GIB, bfloat16=True))
 
 
 def test_the_plan_says_nothing_of_auto_where_numbers_were_given():
-    given = ["optim.precision=float32", "train.device_tokens=512", "translate.batch_tokens=512"]
+    given = ["train.precision=float32", "runtime.device_tokens=512", "translate.batch_tokens=512"]
     plan = make_plan(load(None, given), None, "cuda")
     assert plan["auto"] == {}
     assert not [line for line in plan_lines(plan) if line.startswith("auto")]
 
 
 def test_what_was_given_stays_what_it_is():
-    config = load(None, ["train.device_tokens=2048", "translate.batch_tokens=4096", "optim.precision=float32"])
+    config = load(None, ["runtime.device_tokens=2048", "translate.batch_tokens=4096", "train.precision=float32"])
     for gpu in (None, OLD, H200):
         assert gpu_defaults.for_training(config, gpu) == config

@@ -31,7 +31,7 @@ RUN = "runs/tiny.en-zh"
 @pytest.fixture(scope="module")
 def trained(paths, tmp_path_factory) -> Path:
     run = tmp_path_factory.mktemp("averaging") / "run"
-    train_model(settings("optim.stop_on=loss", "model.dropout=0"), at(paths, run), ALONE)
+    train_model(settings("train.early_stop_metric=loss", "model.dropout=0"), at(paths, run), ALONE)
     return run
 
 
@@ -121,7 +121,9 @@ def test_after_several_averages_the_way_back_is_to_what_the_training_made(run):
 
 def test_what_a_longer_training_has_chosen_since_is_what_is_kept(run, paths):
     average_checkpoints(RunDir(run), 1, None, "cpu", force=True)
-    train_model(settings("optim.stop_on=loss", "model.dropout=0", "optim.max_steps=26"), at(paths, run), ALONE)
+    train_model(
+        settings("train.early_stop_metric=loss", "model.dropout=0", "train.max_steps=26"), at(paths, run), ALONE
+    )
     made = files(run / "final")
     average_checkpoints(RunDir(run), 2, None, "cpu", force=True)
     assert files(run / averaging.FORMER) == made
@@ -169,7 +171,7 @@ def test_without_the_dev_set_of_the_training_nothing_is_replaced_and_the_ways_on
 
 
 def test_bleu_is_compared_where_the_training_chose_by_bleu(run, monkeypatch):
-    wanted = settings("optim.stop_on=bleu", "model.dropout=0")
+    wanted = settings("train.early_stop_metric=bleu", "model.dropout=0")
     monkeypatch.setattr(averaging, "read_config", lambda _: wanted)
     monkeypatch.setattr(averaging, "unchanged", lambda *_: True)
     assert average_checkpoints(RunDir(run), 2, None, "cpu", force=False).measure == "BLEU"
@@ -184,7 +186,7 @@ def test_a_training_that_starts_over_leaves_no_model_of_the_one_before(run, path
     average_checkpoints(RunDir(run), 1, None, "cpu", force=False)
     assert (run / averaging.FORMER).exists()
     assert (run / averaging.BESIDE).exists()
-    train_model(settings("optim.max_steps=5"), at(paths, run), ALONE, fresh=True)
+    train_model(settings("train.max_steps=5"), at(paths, run), ALONE, fresh=True)
     assert not (run / averaging.FORMER).exists()
     assert not (run / averaging.BESIDE).exists()
 
@@ -270,7 +272,9 @@ def test_an_average_is_never_put_in_the_place_of_something_else(run, tmp_path, m
 def test_a_training_that_goes_on_leaves_no_way_back_to_the_final_model_before_it(run, paths):
     average_checkpoints(RunDir(run), 1, None, "cpu", force=True)
     (run / averaging.BESIDE).mkdir()
-    train_model(settings("optim.stop_on=loss", "model.dropout=0", "optim.max_steps=30"), at(paths, run), ALONE)
+    train_model(
+        settings("train.early_stop_metric=loss", "model.dropout=0", "train.max_steps=30"), at(paths, run), ALONE
+    )
     assert json.loads((run / "final/state.json").read_text())["step"] == 30
     assert not (run / averaging.BESIDE).exists()
     with pytest.raises(CheckpointError, match="has no final-before"):

@@ -235,7 +235,7 @@ def test_what_score_cannot_cut_is_refused_by_its_line_before_any_work(run: Path,
         ended = nmt("score", *(str(tmp_path / word) for word in words), "--run", str(run))
         assert (ended.code, ended.out) == (1, b"")
         assert f"the {what} in line 2 has" in ended.told
-        assert "translate.max_input" in ended.told
+        assert "translate.max_source_tokens" in ended.told
 
 
 def test_a_prefix_that_no_translation_can_have_is_refused_by_its_line(run: Path, tmp_path: Path) -> None:
@@ -405,9 +405,10 @@ data: {corpus: 语料}
 clean: {dev_size: 40, test_size: 60, sources: {来源: 数据 1/原 文.txt}}
 bpe: {vocab_size: 1200}
 model: {layers: 1, d_model: 32, d_ff: 64, heads: 2}
-optim: {batch_tokens: 1000, max_steps: 4, warmup_steps: 4}
-train: {device_tokens: 1000, validate_every: 4, validate_sentences: 4, save_every: 4}
-translate: {beam: 1, max_extra: 4}
+optim: {warmup_steps: 4}
+train: {batch_tokens: 1000, max_steps: 4, validate_every: 4, validate_sentences: 4, save_every: 4}
+runtime: {device_tokens: 1000}
+translate: {beam: 1, max_length_offset: 4}
 eval: {bootstrap: 0}
 """
 

@@ -187,7 +187,7 @@ def test_files_that_nothing_reads_do_not_make_a_checkpoint_damaged(two_checkpoin
 
 def test_every_parameter_of_every_road_has_moments_after_a_step():
     # What `load_newest` relies on: a parameter without them would make every checkpoint damaged.
-    roads = ({}, {"norm": "pre", "norm_kind": "rms"}, {"activation": "swiglu", "position": "rope", "kv_heads": 1},
+    roads = ({}, {"norm_order": "pre", "norm_type": "rms"}, {"activation": "swiglu", "position": "rope", "kv_heads": 1},
              {"activation": "gelu", "position": "learned", "decoder_layers": 2})  # fmt: skip
     for road in roads:
         model = Transformer(replace(CONFIG.model, **road), 30, 20)

@@ -73,7 +73,7 @@ def test_the_version_is_printed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "told"),
     [
-        (["config", "check", "--set", "optim.batch_token=1"], 2, "did you mean optim.batch_tokens?"),
+        (["config", "check", "--set", "optim.batch_token=1"], 2, "did you mean train.batch_tokens?"),
         (["train", "-c", "demmo"], 2, "did you mean demo.yaml?"),
         (["run", "-c", "base", "--set", "model.heads=7"], 2, "model.heads"),
         (["run"], 2, "which recipe? Give it with -c FILE: one of base-modern.yaml, base.yaml"),
@@ -288,9 +288,9 @@ def test_processes_that_were_started_together_do_not_make_data(tmp_path: Path) -
     (tmp_path / "data/mini/raw").mkdir(parents=True)
     (tmp_path / "data/mini/raw/mini.txt").write_text("One.\t一。\n", encoding="utf-8")
     several = {"WORLD_SIZE": "2", "RANK": "0"}
-    done = nmt("train", "-c", "demo", "--set", "optim.seed=2", cwd=tmp_path, **several)
+    done = nmt("train", "-c", "demo", "--set", "train.seed=2", cwd=tmp_path, **several)
     assert done.returncode == 2
-    assert "nmt run -c demo --set optim.seed=2 --upto encode" in done.stderr
+    assert "nmt run -c demo --set train.seed=2 --upto encode" in done.stderr
     done = nmt("run", "-c", "demo", cwd=tmp_path, **several)
     assert done.returncode == 2
     assert "nmt run -c demo --processes 2" in done.stderr

@@ -32,14 +32,14 @@ Write = typing.Callable[[str | bytes], str]
 
 BAD = {
     "optim.warmup_steps=0": "give at least 1",
-    "optim.max_steps=-5": "give at least 1",
-    "optim.batch_tokens=0": "give at least 1",
-    "optim.batch_tokens=4k": "whole number",
-    "optim.batch_tokens=4096.5": "whole number",
-    "optim.batch_tokens=null": "whole number",
-    "optim.batch_tokens=true": "whole number",
-    "optim.label_smoothing=1": "below 1",
-    "optim.label_smoothing=-0.1": "from 0",
+    "train.max_steps=-5": "give at least 1",
+    "train.batch_tokens=0": "give at least 1",
+    "train.batch_tokens=4k": "whole number",
+    "train.batch_tokens=4096.5": "whole number",
+    "train.batch_tokens=null": "whole number",
+    "train.batch_tokens=true": "whole number",
+    "train.label_smoothing=1": "below 1",
+    "train.label_smoothing=-0.1": "from 0",
     "optim.clip_norm=-1": "0 or more",
     "optim.eps=0": "positive",
     "optim.learning_rate=.inf": "number",
@@ -47,7 +47,7 @@ BAD = {
     "optim.learning_rate=[1e-3, 1e-4]": "number",
     "optim.weight_decay=0.1": "set optim.optimizer to adamw",
     "optim.schedule=noan": "did you mean noam",
-    "optim.precision=fp16": "float32, bfloat16",
+    "train.precision=fp16": "float32, bfloat16",
     "model.d_model=500": "496 would work",
     "model.d_model=0": "at least 1",
     "model.heads=0": "at least 1",
@@ -57,20 +57,20 @@ BAD = {
     "model.dropout=-0.1": "below 1",
     "model.dropout=10%": "number",
     "model.layers={a: 1}": "whole number",
-    "model.norm=both": "post, pre",
-    "model.norm=no": "post, pre",
+    "model.norm_order=both": "post, pre",
+    "model.norm_order=no": "post, pre",
     "bpe.vocab_size=100": "at least 270",
-    "bpe.coverage=99.95": "from 0.9 to 1",
+    "bpe.character_coverage=99.95": "from 0.9 to 1",
     "bpe.dropout=1": "below 1",
-    "bpe.joint=yes": "true or false",
-    "bpe.joint=1": "true or false",
+    "bpe.shared_vocab=yes": "true or false",
+    "bpe.shared_vocab=1": "true or false",
     "encode.max_tokens=1": "at least 2",
     "translate.beam=0": "at least 1",
     "translate.beam=9000": "more than the vocabulary has",
     "translate.alpha=-1": "0 or more",
-    "train.device_tokens=0": "at least 1",
-    "train.keep=0": "at least 1",
-    "train.compile=on": "true or false",
+    "runtime.device_tokens=0": "at least 1",
+    "train.keep_checkpoints=0": "at least 1",
+    "runtime.compile=on": "true or false",
     "data.tgt=en": "two languages",
     "data.corpus=../etc": "folder name",
     "data.corpus=''": "folder name",
@@ -100,8 +100,16 @@ def test_all_faults_are_told_at_once(write: Write) -> None:
         "optim: {warmup_steps: 0, lable_smoothing: 0.2}\nmodle: {layers: 3}\nmodel: {layers: many, heads: 7}\n"
     )
     with pytest.raises(ConfigError) as caught:
-        load(path, ["train.keep=0", "nonsense"])
-    for told in ("warmup_steps", "label_smoothing", "modle", "model.layers", "model.d_model", "train.keep", "nonsense"):
+        load(path, ["train.keep_checkpoints=0", "nonsense"])
+    for told in (
+        "warmup_steps",
+        "label_smoothing",
+        "modle",
+        "model.layers",
+        "model.d_model",
+        "train.keep_checkpoints",
+        "nonsense",
+    ):
         assert any(told in problem for problem in caught.value.problems), told
 
 
@@ -134,10 +142,10 @@ def test_a_setting_in_the_wrong_section_is_answered_with_the_right_one() -> None
 
 
 def test_numbers_are_read_as_people_write_them(write: Write) -> None:
-    found = load(write("optim: {learning_rate: 1e-4, eps: 1.e-9, batch_tokens: 25_000, warmup_steps: 0100}"))
+    found = load(write("optim: {learning_rate: 1e-4, eps: 1.e-9, warmup_steps: 0100}\ntrain: {batch_tokens: 25_000}"))
     assert found.optim.learning_rate == 0.0001
     assert found.optim.eps == 1e-9
-    assert found.optim.batch_tokens == 25_000
+    assert found.train.batch_tokens == 25_000
     assert found.optim.warmup_steps == 100, "not octal"
     assert load(None, ["optim.clip_norm=1"]).optim.clip_norm == 1.0
     assert load(None, ["translate.alpha=1E0"]).translate.alpha == 1.0
@@ -208,9 +216,9 @@ def test_an_empty_file_and_empty_sections_are_the_defaults(write: Write) -> None
 
 def test_set_wins_over_the_file_and_each_origin_is_known(write: Write) -> None:
     path = write("model: {layers: 3, heads: 4}")
-    found, origins = load_with_origins(path, ["model.layers=2", "optim.seed=7"])
-    assert (found.model.layers, found.model.heads, found.optim.seed, found.recipe) == (2, 4, 7, "some")
-    assert origins == {"model.layers": "--set", "model.heads": path, "optim.seed": "--set"}
+    found, origins = load_with_origins(path, ["model.layers=2", "train.seed=7"])
+    assert (found.model.layers, found.model.heads, found.train.seed, found.recipe) == (2, 4, 7, "some")
+    assert origins == {"model.layers": "--set", "model.heads": path, "train.seed": "--set"}
 
 
 def test_what_show_prints_is_a_file_with_the_same_settings(write: Write) -> None:
@@ -223,8 +231,8 @@ def test_what_show_prints_is_a_file_with_the_same_settings(write: Write) -> None
 
 
 def test_a_change_goes_on_top_of_settings_that_are_loaded() -> None:
-    found = config.change(load(None, ["model.layers=2", "optim.seed=7"]), ["model.layers=3", "translate.beam=1"])
-    assert (found.model.layers, found.optim.seed, found.translate.beam) == (3, 7, 1)
+    found = config.change(load(None, ["model.layers=2", "train.seed=7"]), ["model.layers=3", "translate.beam=1"])
+    assert (found.model.layers, found.train.seed, found.translate.beam) == (3, 7, 1)
     with pytest.raises(ConfigError, match=r"did you mean translate\.beam\?"):
         config.change(found, ["translate.beem=2"])
     with pytest.raises(ConfigError, match=r"expected section\.key=value"):
@@ -239,7 +247,9 @@ def test_every_setting_has_a_sentence() -> None:
 
 
 def test_settings_survive_json() -> None:
-    found = load(None, ["clean.sources={a: [x.en, x.zh], b: y.tsv}", "eval.metrics=[bleu, ter]", "model.norm=pre"])
+    found = load(
+        None, ["clean.sources={a: [x.en, x.zh], b: y.tsv}", "eval.metrics=[bleu, ter]", "model.norm_order=pre"]
+    )
     assert from_dict(json.loads(json.dumps(to_dict(found)))) == found
 
 

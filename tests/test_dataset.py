@@ -32,7 +32,7 @@ def folders(tmp_path_factory) -> tuple[Path, Path]:
         write_lines(root / f"{split}.en", ENGLISH[part])
         write_lines(root / f"{split}.zh", CHINESE[part])
     (root / "bpe").mkdir()
-    train_bpe(root, BpeConfig(vocab_size=320, coverage=1.0), ("en", "zh"), root / "bpe")
+    train_bpe(root, BpeConfig(vocab_size=320, character_coverage=1.0), ("en", "zh"), root / "bpe")
     return root, root / "bpe"
 
 
@@ -152,7 +152,12 @@ def test_some_pairs_cut_anew_come_in_the_order_asked_for_with_their_lines(folder
 def test_each_language_is_encoded_with_its_own_vocabulary(folders, tmp_path):
     for name in ("bpe", "encode"):
         (tmp_path / name).mkdir()
-    train_bpe(folders[0], BpeConfig(vocab_size=300, coverage=1.0, joint=False), ("en", "zh"), tmp_path / "bpe")
+    train_bpe(
+        folders[0],
+        BpeConfig(vocab_size=300, character_coverage=1.0, shared_vocab=False),
+        ("en", "zh"),
+        tmp_path / "bpe",
+    )
     meta = encode_corpus(folders[0], tmp_path / "bpe", EncodeConfig(), ("en", "zh"), tmp_path / "encode")
     assert meta == read_meta(tmp_path / "encode")
     tokenizers = load_tokenizers(tmp_path / "bpe", "en", "zh")

@@ -473,10 +473,10 @@ def test_half_precision_is_warned_of_where_a_cpu_is_known_to_lack_it(
     monkeypatch.setattr(host, "CPU_INFO", tmp_path / "cpuinfo")
     for precision in ("float32", "bfloat16", "float16"):
         caplog.clear()
-        host.warn_of_slow("optim.precision", precision, torch.device(device))
+        host.warn_of_slow("train.precision", precision, torch.device(device))
         expected = device == "cpu" and precision in slow
         assert [record.levelname for record in caplog.records] == ["WARNING"] * expected
-        assert ("about 20 times slower" in caplog.text and "optim.precision=float32" in caplog.text) == expected
+        assert ("about 20 times slower" in caplog.text and "train.precision=float32" in caplog.text) == expected
 
 
 @pytest.mark.slow

@@ -176,7 +176,7 @@ def test_the_payload_would_run_if_anything_unpickled_it(tmp_path):
 
 RUN = "runs/tiny.en-zh"
 TRANSLATE = ("translate", "in.txt", "-o", "out.txt", "--run", RUN)
-GO_ON = ("train", "-c", "tiny.yaml", "--set", "optim.max_steps=9")
+GO_ON = ("train", "-c", "tiny.yaml", "--set", "train.max_steps=9")
 WALK = ("run", "-c", "tiny.yaml")
 
 # The file, whether the manifest beside it is made to agree, what is done, and how that ends.

@@ -81,7 +81,7 @@ def test_a_training_whose_disk_fills_keeps_its_old_checkpoints_and_goes_on_later
     folder = tmp_path / "street"
     shutil.copytree(pipeline_run, folder)
     kept = files(folder / RUN / "checkpoints") | files(folder / RUN / "final")
-    more = ("train", "-c", "tiny.yaml", "--set", "optim.max_steps=12")
+    more = ("train", "-c", "tiny.yaml", "--set", "train.max_steps=12")
     ended = nmt(folder, *more, largest_file=200_000)
     assert ended.code == 1, ended.told
     assert "Traceback" not in ended.told
@@ -165,7 +165,7 @@ def test_translations_that_find_no_room_leave_no_file_and_an_earlier_one_as_it_w
         (["bpe", "-c", "tiny.yaml"], "data/mini"),
         (["encode", "-c", "tiny.yaml"], "data/mini"),
         (["train", "-c", "tiny.yaml"], "runs"),
-        (["train", "-c", "tiny.yaml", "--set", "optim.max_steps=12"], RUN),
+        (["train", "-c", "tiny.yaml", "--set", "train.max_steps=12"], RUN),
         (["run", "-c", "tiny.yaml", "--set", "translate.beam=2"], RUN),
         (["run", "-c", "tiny.yaml", "--set", "eval.bootstrap=2"], RUN),
         (["translate", "tiny.yaml", "-o", "out.txt"], "out.txt"),

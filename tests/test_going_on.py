@@ -45,7 +45,7 @@ def in_child(config: Config, paths: TrainPaths) -> int:
 
 @pytest.mark.slow
 def test_a_training_killed_at_fifty_moments_ends_with_the_weights_of_one_that_was_not(paths, tmp_path):
-    config = settings("optim.max_steps=60", "train.log_every=1", "train.save_every=4", "bpe.dropout=0.1")
+    config = settings("train.max_steps=60", "runtime.log_every=1", "train.save_every=4", "bpe.dropout=0.1")
     started = time.monotonic()
     train_here(config, at(paths, tmp_path / "whole"), device="cpu")
     lasts = time.monotonic() - started
@@ -262,10 +262,12 @@ def test_a_signal_to_any_process_in_any_step_is_answered_by_all(paths, tmp_path,
 
 
 def test_moments_schedule_patience_best_score_and_charts_go_on(paths, tmp_path):
-    config = settings("optim.patience=50", "train.log_every=1", "train.validate_every=2")
+    config = settings("train.early_stop_patience=50", "runtime.log_every=1", "train.validate_every=2")
     train_model(config, at(paths, tmp_path / "whole"), ALONE)
     run = tmp_path / "cut"
-    half = settings("optim.patience=50", "train.log_every=1", "train.validate_every=2", "optim.max_steps=10")
+    half = settings(
+        "train.early_stop_patience=50", "runtime.log_every=1", "train.validate_every=2", "train.max_steps=10"
+    )
     train_model(half, at(paths, run), ALONE)
     train_model(config, at(paths, run), ALONE)
     one, two = (checkpoint.load_optimizer(checkpoint.step_folder(r, STEPS)) for r in (tmp_path / "whole", run))
@@ -285,7 +287,7 @@ def test_a_training_that_lost_its_moments_would_be_noticed(paths, tmp_path, lost
     """The tests of going on can fail: without the optimizer's state the weights are others."""
     train_model(settings(), at(paths, tmp_path / "whole"), ALONE)
     run = at(paths, tmp_path / "cut")
-    train_model(settings("optim.max_steps=10"), run, ALONE)
+    train_model(settings("train.max_steps=10"), run, ALONE)
     folder = checkpoint.step_folder(run.run, 10)
     weights, progress = checkpoint.load(folder)
     tensors = checkpoint.load_optimizer(folder)
@@ -299,12 +301,12 @@ def test_a_training_that_lost_its_moments_would_be_noticed(paths, tmp_path, lost
 
 SETTINGS_OF_THE_RESULT = {
     "optim.learning_rate=0.5": "optim.learning_rate: 0.001 -> 0.5",
-    "optim.batch_tokens=140": "optim.batch_tokens: 150 -> 140",
-    "optim.seed=2": "optim.seed: 1 -> 2",
+    "train.batch_tokens=140": "train.batch_tokens: 150 -> 140",
+    "train.seed=2": "train.seed: 1 -> 2",
     "model.dropout=0.3": "model.dropout: 0.2 -> 0.3",
     "bpe.dropout=0.2": "bpe.dropout: 0.0 -> 0.2",
-    "optim.precision=bfloat16": "optim.precision: float32 -> bfloat16",
-    "train.keep=5": "train.keep: 3 -> 5",
+    "train.precision=bfloat16": "train.precision: float32 -> bfloat16",
+    "train.keep_checkpoints=5": "train.keep_checkpoints: 3 -> 5",
     "train.save_every=3": "train.save_every: 5 -> 3",
     "train.validate_sentences=2": "train.validate_sentences: 3 -> 2",
 }
@@ -313,7 +315,7 @@ SETTINGS_OF_THE_RESULT = {
 @pytest.fixture(scope="module")
 def trained(paths, tmp_path_factory):
     run = at(paths, tmp_path_factory.mktemp("trained") / "run")
-    train_model(settings("optim.max_steps=6"), run, ALONE)
+    train_model(settings("train.max_steps=6"), run, ALONE)
     return run
 
 
@@ -341,8 +343,8 @@ def test_numerics_may_change_and_that_is_logged(trained, tmp_path, caplog):
     run = at(trained, tmp_path / "run")
     shutil.copytree(trained.run, run.run)
     with caplog.at_level("INFO"):
-        train_model(settings("train.device_tokens=60", "train.log_every=3", "optim.max_steps=9"), run, ALONE)
-    assert "train.device_tokens: 40 -> 60" in caplog.text
+        train_model(settings("runtime.device_tokens=60", "runtime.log_every=3", "train.max_steps=9"), run, ALONE)
+    assert "runtime.device_tokens: 40 -> 60" in caplog.text
     assert "log_every" not in caplog.text
     assert checkpoint.newest(run.run) == checkpoint.step_folder(run.run, 9)
 
@@ -383,9 +385,9 @@ def test_a_damaged_newest_checkpoint_costs_its_interval_and_no_more(trained, tmp
 def test_two_trainings_never_share_a_folder_and_a_lock_left_behind_is_no_obstacle(paths, tmp_path):
     run = at(paths, tmp_path / "run")
     with run.run.locked(), pytest.raises(ConfigError, match=rf"another training is in .*pid {os.getpid()} on \S+"):
-        train_here(settings("optim.max_steps=2"), run, device="cpu")
+        train_here(settings("train.max_steps=2"), run, device="cpu")
     assert (run.run / "lock").read_text().startswith("pid")  # It is still there, and old.
-    train_here(settings("optim.max_steps=2"), run, device="cpu")
+    train_here(settings("train.max_steps=2"), run, device="cpu")
     assert state(run.run)["state"] == "finished"
 
 

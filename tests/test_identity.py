@@ -37,7 +37,7 @@ BY_HAND = {
     "model.d_model": ["model.d_model=256"],
     "optim.weight_decay": ["optim.optimizer=adamw", "optim.weight_decay=0.1"],
     "eval.metrics": ["eval.metrics=[bleu]"],
-    "train.device_tokens": ["train.device_tokens=4096"],
+    "runtime.device_tokens": ["runtime.device_tokens=4096"],
     "translate.batch_tokens": ["translate.batch_tokens=4096"],
 }
 FILES = {"data.corpus", "clean.sources", "clean.dev", "clean.test", "bpe.model"}
@@ -107,8 +107,13 @@ def test_a_setting_that_says_nothing_of_its_kind_decides_the_result() -> None:
     assert config.of_kind(Section(), "result") == {"plain": 1}
 
 
+def test_what_decides_a_training_and_what_does_not_stand_in_different_sections() -> None:
+    found = {section: set(config.kinds(config.SECTIONS[section]).values()) for section in ("optim", "train", "runtime")}
+    assert found == {"optim": {"result"}, "train": {"result"}, "runtime": {"numerics", "runtime"}}
+
+
 def test_config_show_tells_the_kind_of_what_does_not_decide_the_result() -> None:
-    lines = list(config.show(Config(), {"train.log_every": "--set"}))
+    lines = list(config.show(Config(), {"runtime.log_every": "--set"}))
     assert lines[lines.index("  log_every: 50") - 1].endswith(" (runtime)  [--set]")
     assert lines[lines.index("  compile: false") - 1].endswith(" (numerics)")
     assert "(result)" not in "".join(lines)
@@ -127,10 +132,10 @@ def plain(paths, tmp_path_factory) -> Path:
 @pytest.mark.parametrize(
     "change",
     [
-        "train.log_every=1", "train.timeout=5", "train.silence=7",
+        "runtime.log_every=1", "runtime.collective_timeout=5", "runtime.heartbeat_timeout=7",
         # What a trained model is asked for later must not decide which model that is.
-        "translate.beam=7", "translate.alpha=3", "translate.max_extra=0", "translate.length_penalty=power",
-        "translate.patience=1", "translate.max_input=2",
+        "translate.beam=7", "translate.alpha=3", "translate.max_length_offset=0", "translate.length_penalty=power",
+        "translate.beam_patience=1", "translate.max_source_tokens=2",
         "eval.bootstrap=0",
     ],
 )  # fmt: skip
@@ -146,18 +151,18 @@ def test_every_byte_of_the_model_and_of_the_dev_scores_stays(paths, plain, tmp_p
 
 
 def test_numerics_change_rounding_alone(paths, tmp_path) -> None:
-    for name, change in {"one": "train.device_tokens=40", "two": "train.device_tokens=1000"}.items():
-        train_model(settings("model.dropout=0", "train.log_every=1", change), at(paths, tmp_path / name), ALONE)
+    for name, change in {"one": "runtime.device_tokens=40", "two": "runtime.device_tokens=1000"}.items():
+        train_model(settings("model.dropout=0", "runtime.log_every=1", change), at(paths, tmp_path / name), ALONE)
     one, two = losses(tmp_path / "one"), losses(tmp_path / "two")
     assert one == pytest.approx(two, abs=1e-5)
     assert len(one) == 24
 
 
-@pytest.mark.parametrize("change", ["train.keep=1", "train.save_every=4", "optim.stop_on=loss"])
+@pytest.mark.parametrize("change", ["train.keep_checkpoints=1", "train.save_every=4", "train.early_stop_metric=loss"])
 def test_what_decides_the_final_model_is_in_the_identity(paths, plain, tmp_path, change) -> None:
     assert training_settings(settings(change)) != training_settings(settings())
     train_model(settings(change), at(paths, tmp_path / "run"), ALONE)
-    if not change.startswith("optim"):  # That one may choose the same.
+    if change != "train.early_stop_metric=loss":  # That one may choose the same.
         assert not equal(final(plain), final(tmp_path / "run"))
 
 
@@ -170,7 +175,7 @@ def test_the_longest_pair_is_in_the_identity_of_a_training_with_bpe_dropout_alon
 
 def test_the_longest_pair_decides_what_is_trained_with_bpe_dropout(paths, tmp_path) -> None:
     for longest in (512, 14):  # 14 tokens have room for each line as it is, but not for all of its cuts.
-        config = settings(f"encode.max_tokens={longest}", "bpe.dropout=0.5", "optim.max_steps=6")
+        config = settings(f"encode.max_tokens={longest}", "bpe.dropout=0.5", "train.max_steps=6")
         train_model(config, at(paths, tmp_path / str(longest)), ALONE)
     assert not equal(final(tmp_path / "512"), final(tmp_path / "14"))
 
@@ -209,15 +214,15 @@ def test_a_dev_set_or_normalisation_that_has_changed_is_another_training(paths, 
 def test_fewer_steps_than_were_taken_are_refused_and_nothing_is_touched(paths, plain, tmp_path, steps) -> None:
     run = copy_of(plain, tmp_path)
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    with pytest.raises(ConfigError, match=rf"it has taken 24 steps already, and optim\.max_steps is {steps}"):
-        train_model(settings(f"optim.max_steps={steps}"), at(paths, run), ALONE)
+    with pytest.raises(ConfigError, match=rf"it has taken 24 steps already, and train\.max_steps is {steps}"):
+        train_model(settings(f"train.max_steps={steps}"), at(paths, run), ALONE)
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != "lock"} == before
 
 
 def test_more_steps_end_as_if_they_had_been_asked_for_at_once(paths, plain, tmp_path) -> None:
     run = at(paths, tmp_path / "run")
     for steps in (7, 18, 24):  # Of these only 24 is a multiple of validate_every, and none of save_every.
-        train_model(settings(f"optim.max_steps={steps}"), run, ALONE)
+        train_model(settings(f"train.max_steps={steps}"), run, ALONE)
     files = [path.relative_to(plain) for name in ("final", "best", "checkpoints") for path in (plain / name).rglob("*")]
     for file in files:
         if file.suffix == ".safetensors":
@@ -228,9 +233,9 @@ def test_more_steps_end_as_if_they_had_been_asked_for_at_once(paths, plain, tmp_
 
 def test_more_steps_of_a_cosine_are_another_training(paths, tmp_path) -> None:
     run = at(paths, tmp_path / "run")
-    train_model(settings("optim.schedule=cosine", "optim.max_steps=6"), run, ALONE)
-    with pytest.raises(ConfigError, match=r"optim\.max_steps: 6 -> 8"):
-        train_model(settings("optim.schedule=cosine", "optim.max_steps=8"), run, ALONE)
+    train_model(settings("optim.schedule=cosine", "train.max_steps=6"), run, ALONE)
+    with pytest.raises(ConfigError, match=r"train\.max_steps: 6 -> 8"):
+        train_model(settings("optim.schedule=cosine", "train.max_steps=8"), run, ALONE)
 
 
 def test_a_run_of_an_older_format_is_refused_in_one_line(paths, plain, tmp_path) -> None:
@@ -244,14 +249,14 @@ def test_a_run_of_an_older_format_is_refused_in_one_line(paths, plain, tmp_path)
 
 def test_the_weights_that_a_training_began_with_are_part_of_what_it_is(paths, plain, tmp_path) -> None:
     run, other = at(paths, tmp_path / "run"), tmp_path / "other"
-    train_model(settings("optim.seed=5"), at(paths, other), ALONE)
-    train_model(settings("optim.max_steps=6"), run, ALONE, init_from=plain)
+    train_model(settings("train.seed=5"), at(paths, other), ALONE)
+    train_model(settings("train.max_steps=6"), run, ALONE, init_from=plain)
     with pytest.raises(ConfigError, match="did not begin with the weights"):
-        train_model(settings("optim.max_steps=6"), run, ALONE, init_from=other)
+        train_model(settings("train.max_steps=6"), run, ALONE, init_from=other)
     with pytest.raises(ConfigError, match="did not begin with the weights"):
         train_model(settings(), at(paths, copy_of(plain, tmp_path)), ALONE, init_from=other)
-    train_model(settings("optim.max_steps=8"), run, ALONE)  # Whoever resumes need not name it again,
-    train_model(settings("optim.max_steps=9"), run, ALONE, init_from=plain)  # but may.
+    train_model(settings("train.max_steps=8"), run, ALONE)  # Whoever resumes need not name it again,
+    train_model(settings("train.max_steps=9"), run, ALONE, init_from=plain)  # but may.
     assert read_identity(run.run)["init_from"]["run"] == str(plain)
     assert state(run.run)["step"] == 9
 
@@ -269,7 +274,7 @@ def test_weights_of_another_model_are_refused_though_they_have_the_same_shapes(p
     with pytest.raises(ConfigError, match=rf"(?s)has another model:.*{change.partition('=')[0]}"):
         train_model(settings(change), at(paths, run), ALONE, init_from=plain)
     same = ["model.dropout=0", "model.decoder_layers=1", "model.kv_heads=2", "model.max_positions=2000"]
-    train_model(settings("optim.max_steps=1", *same), at(paths, run), ALONE, init_from=plain)
+    train_model(settings("train.max_steps=1", *same), at(paths, run), ALONE, init_from=plain)
 
 
 def test_a_run_does_not_begin_with_itself_and_keeps_all_that_it_has(paths, plain, tmp_path) -> None:
@@ -284,9 +289,11 @@ def test_languages_that_change_sides_do_not_take_each_others_vocabularies(paths,
     apart = replace(paths, bpe=tmp_path / "bpe", encode=tmp_path / "encode")
     apart.encode.mkdir()
     # As many pieces on either side, so that the weights fit.
-    train_bpe(paths.clean, BpeConfig(vocab_size=285, joint=False, coverage=1.0), ("en", "zh"), apart.bpe)
+    train_bpe(
+        paths.clean, BpeConfig(vocab_size=285, shared_vocab=False, character_coverage=1.0), ("en", "zh"), apart.bpe
+    )
     encode_corpus(paths.clean, apart.bpe, EncodeConfig(), ("en", "zh"), apart.encode)
-    changes = ["bpe.joint=false", "optim.max_steps=1"]
+    changes = ["bpe.shared_vocab=false", "train.max_steps=1"]
     train_model(settings(*changes), at(apart, tmp_path / "one"), ALONE)
     turned = settings(*changes, "data.src=zh", "data.tgt=en")
     with pytest.raises(ConfigError, match="own vocabulary"):
@@ -297,9 +304,11 @@ def test_a_run_that_starts_over_with_two_vocabularies_forgets_the_joint_one(path
     run = copy_of(plain, tmp_path)
     apart = replace(paths, bpe=tmp_path / "bpe", encode=tmp_path / "encode", run=run)
     apart.encode.mkdir()
-    train_bpe(paths.clean, BpeConfig(vocab_size=285, joint=False, coverage=1.0), ("en", "zh"), apart.bpe)
+    train_bpe(
+        paths.clean, BpeConfig(vocab_size=285, shared_vocab=False, character_coverage=1.0), ("en", "zh"), apart.bpe
+    )
     encode_corpus(paths.clean, apart.bpe, EncodeConfig(), ("en", "zh"), apart.encode)
-    train_model(settings("bpe.joint=false", "optim.max_steps=1"), apart, ALONE, fresh=True)
+    train_model(settings("bpe.shared_vocab=false", "train.max_steps=1"), apart, ALONE, fresh=True)
     assert sorted(path.name for path in (run / "tokenizer").iterdir()) == [
         "en.model",
         "en.vocab",

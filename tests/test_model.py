@@ -25,8 +25,8 @@ from nmt.special_tokens import BOS, EOS, PAD
 SMALL = {"layers": 2, "d_model": 32, "d_ff": 48, "heads": 4}
 VARIANTS = [
     {},
-    {"norm": "pre"},
-    {"norm_kind": "rms", "activation": "swiglu", "position": "rope", "norm": "pre"},
+    {"norm_order": "pre"},
+    {"norm_type": "rms", "activation": "swiglu", "position": "rope", "norm_order": "pre"},
     {"activation": "gelu", "position": "learned"},
     {"kv_heads": 2, "decoder_layers": 1},
     {"kv_heads": 1, "position": "rope", "layers": 1, "decoder_layers": 3},
@@ -118,7 +118,7 @@ def copy_block(ours, theirs) -> None:
 @pytest.mark.parametrize("norm", ["post", "pre"])
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 def test_layers_equal_those_of_torch_with_the_same_weights(norm, activation):
-    model = make(norm=norm, activation=activation)
+    model = make(norm_order=norm, activation=activation)
     for parameter in model.parameters():  # Norms and biases of one and zero would hide a mistake.
         parameter.data += 0.1 * torch.randn_like(parameter)
     shape = {"d_model": 32, "nhead": 4, "dim_feedforward": 48, "dropout": 0.0, "activation": activation}
@@ -166,14 +166,14 @@ def test_shared_key_value_heads_equal_full_attention_with_repeated_weights():
 
 
 def test_rms_norm_and_swiglu_are_their_formulas():
-    config = ModelConfig(**SMALL, activation="swiglu", norm_kind="rms")
+    config = ModelConfig(**SMALL, activation="swiglu", norm_type="rms")
     block = FeedForward(config).double().eval()
     x = torch.randn(1, 3, 32, dtype=torch.float64)
     inner = x @ block.fc1.weight.T + block.fc1.bias
     gate, up = inner[..., :48], inner[..., 48:]
     expected = (gate / (1 + torch.exp(-gate)) * up) @ block.fc2.weight.T + block.fc2.bias
     assert torch.allclose(block(x), expected)
-    norm = make(norm_kind="rms").encoder[0].sublayers[0].norm
+    norm = make(norm_type="rms").encoder[0].sublayers[0].norm
     assert torch.allclose(norm(x), x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt())
 
 

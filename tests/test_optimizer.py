@@ -13,7 +13,7 @@ from nmt.training.optimizer import build_optimizer, learning_rate, set_learning_
 @pytest.mark.parametrize(("d_model", "peak"), [(512, 6.99e-4), (1024, 4.94e-4)])
 def test_noam_peaks_at_the_end_of_warmup_as_in_the_paper(d_model, peak):
     optim = OptimConfig()
-    rates = [learning_rate(step, optim, d_model) for step in range(1, 20_001)]
+    rates = [learning_rate(step, optim, 100_000, d_model) for step in range(1, 20_001)]
     assert max(rates) == rates[3999] == pytest.approx(peak, rel=1e-3)
     assert rates[0] == pytest.approx(peak / 4000, rel=1e-3)
     assert rates[15_999] == pytest.approx(peak / 2, rel=1e-3)
@@ -28,19 +28,19 @@ def test_noam_peaks_at_the_end_of_warmup_as_in_the_paper(d_model, peak):
     ],
 )
 def test_the_other_schedules_follow_their_formulas(schedule, expected):
-    optim = OptimConfig(schedule=schedule, learning_rate=2.0, lr_factor=0.5, warmup_steps=100, max_steps=1000)
+    optim = OptimConfig(schedule=schedule, learning_rate=2.0, lr_factor=0.5, warmup_steps=100)
     for step, factor in expected.items():
-        assert learning_rate(step, optim, 512) == pytest.approx(factor, abs=1e-12)
+        assert learning_rate(step, optim, 1000, 512) == pytest.approx(factor, abs=1e-12)
 
 
 @pytest.mark.parametrize("after", [0, 1, 2, 900])
 def test_the_cosine_begins_at_its_peak_and_ends_at_zero_however_few_steps_follow_the_warmup(after):
-    optim = OptimConfig(schedule="cosine", learning_rate=1.0, warmup_steps=100, max_steps=100 + after)
-    assert learning_rate(100, optim, 512) == 1.0
+    optim = OptimConfig(schedule="cosine", learning_rate=1.0, warmup_steps=100)
+    assert learning_rate(100, optim, 100 + after, 512) == 1.0
     for step in (100 + max(after, 1), 100 + after + 700):
-        assert learning_rate(step, optim, 512) == pytest.approx(0.0, abs=1e-12)
+        assert learning_rate(step, optim, 100 + after, 512) == pytest.approx(0.0, abs=1e-12)
     if after == 2:
-        assert learning_rate(101, optim, 512) == pytest.approx(0.5)
+        assert learning_rate(101, optim, 100 + after, 512) == pytest.approx(0.5)
 
 
 def test_adam_takes_the_step_of_its_formula():

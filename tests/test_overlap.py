@@ -95,7 +95,7 @@ def test_a_run_with_its_columns_the_other_way_round_is_refused_to_begin_with(run
 def test_a_training_knows_all_its_text_and_warns_of_a_test_set_that_its_first_weights_were_trained_on(
     paths, tmp_path, caplog
 ) -> None:
-    train_model(settings("optim.max_steps=1"), at(paths, tmp_path / "first"), ALONE)
+    train_model(settings("train.max_steps=1"), at(paths, tmp_path / "first"), ALONE)
     srcs, tgts = (read_lines(paths.clean / f"train.{lang}") for lang in ("en", "zh"))
     assert overlap.seen(tmp_path / "first", "en", srcs, [["无"]] * len(srcs)).all()
     assert overlap.seen(tmp_path / "first", "zh", tgts, [["x"]] * len(tgts)).all()
@@ -106,7 +106,7 @@ def test_a_training_knows_all_its_text_and_warns_of_a_test_set_that_its_first_we
         rest = read_lines(clean / f"test.{lang}")[1:]
         write_lines(clean / f"test.{lang}", [other[lang], *rest])
     write_keys(clean, [("Unrelated.", "无关。")])
-    config = settings("optim.max_steps=1")
+    config = settings("train.max_steps=1")
     train_model(config, replace(at(paths, tmp_path / "second"), clean=clean), ALONE, init_from=tmp_path / "first")
     assert "were trained on 4 of the 5 lines of test" in caplog.text
     assert "were trained on 9 of the 9 lines of dev" in caplog.text

@@ -108,7 +108,7 @@ def test_an_installed_wheel_runs_the_demo_and_the_doctor_in_an_empty_folder(tmp_
         [python, "-c", "import nmt; print(nmt.__file__)"], capture_output=True, text=True, check=True
     )
     assert place.stdout.startswith(str(site))
-    short = ["--set", "optim.max_steps=8", "--set", "train.validate_every=4", "--set", "eval.bootstrap=20"]
+    short = ["--set", "train.max_steps=8", "--set", "train.validate_every=4", "--set", "eval.bootstrap=20"]
     ran = nmt("run", "-c", "demo", *short, "--json")
     assert f"clean: reading {site}/nmt/data/mini/raw/mini.txt" in ran.stderr
     assert json.loads(ran.stdout)["scores"]

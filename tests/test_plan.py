@@ -51,9 +51,9 @@ def test_parameters_are_those_of_the_paper_s_models(model: ModelConfig, vocab: i
     "changes",
     [
         {},
-        {"norm": "pre", "norm_kind": "rms", "activation": "swiglu", "position": "rope"},
+        {"norm_order": "pre", "norm_type": "rms", "activation": "swiglu", "position": "rope"},
         {"position": "learned", "max_positions": 50, "decoder_layers": 1, "activation": "gelu"},
-        {"kv_heads": 2, "norm": "pre"},
+        {"kv_heads": 2, "norm_order": "pre"},
     ],
 )
 @pytest.mark.parametrize("src_vocab", [None, 70])
@@ -75,7 +75,7 @@ def test_work_for_each_token_is_what_was_counted_by_hand(model: ModelConfig, mil
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"norm": "pre", "activation": "swiglu"}, {"activation": "gelu", "dropout": 0.0}]
+    "changes", [{}, {"norm_order": "pre", "activation": "swiglu"}, {"activation": "gelu", "dropout": 0.0}]
 )
 def test_activations_are_what_autograd_keeps(changes: dict[str, object]) -> None:
     config = ModelConfig(**({"layers": 2, "d_model": 64, "d_ff": 256, "heads": 4} | changes))  # type: ignore[arg-type]
@@ -104,9 +104,9 @@ def test_the_peak_of_noam_is_the_paper_s(width: int, rate: float) -> None:
 @pytest.mark.parametrize("schedule", ["noam", "inverse_sqrt", "cosine", "constant"])
 def test_the_peak_is_the_largest_rate_of_the_schedule(schedule: str) -> None:
     optim = load(
-        None, [f"optim.schedule={schedule}", "optim.warmup_steps=30", "optim.max_steps=100", "optim.lr_factor=2"]
+        None, [f"optim.schedule={schedule}", "optim.warmup_steps=30", "train.max_steps=100", "optim.lr_factor=2"]
     ).optim
-    assert peak_rate(optim, 64) == pytest.approx(max(learning_rate(step, optim, 64) for step in range(1, 101)))
+    assert peak_rate(optim, 64) == pytest.approx(max(learning_rate(step, optim, 100, 64) for step in range(1, 101)))
 
 
 def test_the_paper_s_training_is_called_too_long_for_cmn_and_a_recipe_is_named() -> None:
@@ -118,7 +118,7 @@ def test_the_paper_s_training_is_called_too_long_for_cmn_and_a_recipe_is_named()
 
 
 def test_a_training_that_fits_is_not_called_too_long() -> None:
-    config = load(None, ["optim.max_steps=1200"])
+    config = load(None, ["train.max_steps=1200"])
     assert not any("Too long" in line for line in plan_lines(make_plan(config, CMN)))
 
 
@@ -163,7 +163,7 @@ class Peak(TorchDispatchMode):
         ([], 4000, 64),  # The scores are most of it.
         ([], 4000, 100_000),  # All at once, as a GPU may have them.
         (["model.d_model=128", "model.d_ff=512", "model.layers=4"], 100, 64),
-        (["model.norm=pre", "model.norm_kind=rms", "model.activation=swiglu", "model.position=rope"], 100, 64),
+        (["model.norm_order=pre", "model.norm_type=rms", "model.activation=swiglu", "model.position=rope"], 100, 64),
         (["model.attention_dropout=0.1"], 100, 64),
     ],
 )
@@ -173,8 +173,8 @@ def test_the_memory_of_a_training_is_what_lives_in_a_pass(
     monkeypatch.setitem(loss.CHUNK, "cpu", rows)
     sentences, length = 16, 24
     tokens = sentences * length
-    small = ["model.layers=2", "model.d_model=64", "model.d_ff=256", "model.heads=4", f"train.device_tokens={tokens}"]
-    config = load(None, [*small, f"bpe.vocab_size={max(vocab, 300)}", f"optim.precision={precision}", *changes])
+    small = ["model.layers=2", "model.d_model=64", "model.d_ff=256", "model.heads=4", f"runtime.device_tokens={tokens}"]
+    config = load(None, [*small, f"bpe.vocab_size={max(vocab, 300)}", f"train.precision={precision}", *changes])
     data = dataclasses.replace(CMN, longest=length, vocab=(vocab, vocab))
     memory = make_plan(config, data)["memory"]
     trainer = Trainer.build(config, World(0, 1, torch.device("cpu")), (vocab, vocab))
@@ -198,7 +198,7 @@ def test_the_decoder_s_cache_is_at_most_what_a_search_ever_holds(
     batch_tokens: int, beam: int, longest: int, extra: int
 ) -> None:
     config = ModelConfig(layers=2, decoder_layers=3, d_model=32, d_ff=32, heads=4, kv_heads=2)
-    translate = TranslateConfig(beam=beam, max_extra=extra)
+    translate = TranslateConfig(beam=beam, max_length_offset=extra)
     model, most = Transformer(config, 50).eval(), 0
     for length in range(2, longest + 1):
         sentences = max(1, batch_tokens // (length * beam))
@@ -227,7 +227,7 @@ def test_the_largest_cache_is_found_without_looking_at_every_length(
     batch_tokens: int, beam: int, longest: int, extra: int
 ) -> None:
     config = ModelConfig(layers=2, decoder_layers=3, d_model=32, d_ff=32, heads=4, kv_heads=2)
-    translate = TranslateConfig(beam=beam, max_extra=extra)
+    translate = TranslateConfig(beam=beam, max_length_offset=extra)
 
     def held(length: int) -> int:
         sentences, room = max(1, batch_tokens // (length * beam)), 16
@@ -240,8 +240,8 @@ def test_the_largest_cache_is_found_without_looking_at_every_length(
     assert cache_bytes(config, longest, translate, batch_tokens, 4) == max(map(held, range(2, max(2, longest) + 1)))
 
 
-@pytest.mark.parametrize("name", ["encode.max_tokens", "translate.max_extra", "translate.batch_tokens",
-                                  "optim.batch_tokens", "optim.max_steps", "train.device_tokens"])  # fmt: skip
+@pytest.mark.parametrize("name", ["encode.max_tokens", "translate.max_length_offset", "translate.batch_tokens",
+                                  "train.batch_tokens", "train.max_steps", "runtime.device_tokens"])  # fmt: skip
 def test_how_long_a_plan_takes_does_not_depend_on_how_large_a_setting_is(name: str, tmp_path: Path) -> None:
     words = ["--set", f"{name}={2**31 - 1}", "--set", "encode.max_tokens=2147483647"]
     command = [sys.executable, "-m", "nmt", "plan", "-c", "base", *words]
@@ -250,8 +250,8 @@ def test_how_long_a_plan_takes_does_not_depend_on_how_large_a_setting_is(name: s
 
 
 def test_a_gpu_holds_more_rows_of_scores_and_smaller_masks_than_a_cpu() -> None:
-    changes = ["train.device_tokens=4096", "translate.batch_tokens=4096"]
-    config = load(None, ["optim.precision=bfloat16", "translate.precision=bfloat16", *changes])
+    changes = ["runtime.device_tokens=4096", "translate.batch_tokens=4096"]
+    config = load(None, ["train.precision=bfloat16", "translate.precision=bfloat16", *changes])
     here, there = make_plan(config, CMN, "cpu"), make_plan(config, CMN, "cuda")
     # Twelve bytes for each further score, by hand.
     assert there["memory"]["loss"] - here["memory"]["loss"] == 12 * 8000 * (4096 - 256)

@@ -56,7 +56,7 @@ training.train_step = hooked
 """
 """Lets one process do something at the beginning of a step."""
 
-PLAIN = ("model.dropout=0", "train.log_every=1", "train.device_tokens=60")
+PLAIN = ("model.dropout=0", "runtime.log_every=1", "runtime.device_tokens=60")
 
 
 def launched(command: list[str], size: int) -> subprocess.Popen[str]:
@@ -87,7 +87,7 @@ def test_processes_that_stopped_in_an_epoch_go_on_to_the_same_bits(paths, tmp_pa
     changes = ("bpe.dropout=0.1", "model.attention_dropout=0.1")
     train_together(settings(*changes), at(paths, tmp_path / "whole"), size)
     cut = at(paths, tmp_path / "cut")
-    train_together(settings(*changes, "optim.max_steps=13"), cut, size)
+    train_together(settings(*changes, "train.max_steps=13"), cut, size)
     train_together(settings(*changes), cut, size)
     assert equal(weights(cut.run), weights(tmp_path / "whole"))
     assert equal(final(cut.run), final(tmp_path / "whole"))
@@ -97,7 +97,7 @@ def test_another_number_of_processes_takes_the_same_pairs_to_the_same_losses(pat
     train_model(settings(*PLAIN), at(paths, tmp_path / "one"), ALONE)
     for name, first, then in (("1 then 2", 1, 2), ("2 then 1", 2, 1), ("2 then 3", 2, 3)):
         run = at(paths, tmp_path / name)
-        train_together(settings(*PLAIN, "optim.max_steps=11"), run, first)
+        train_together(settings(*PLAIN, "train.max_steps=11"), run, first)
         train_together(settings(*PLAIN), run, then)
         assert losses(run.run) == pytest.approx(losses(tmp_path / "one"), abs=1e-5), name
         assert state(run.run)["step"] == STEPS
@@ -107,7 +107,7 @@ def test_another_number_of_processes_takes_the_same_pairs_to_the_same_losses(pat
 
 def test_validation_shared_by_processes_gives_the_bleu_of_one(paths, tmp_path):
     # So many updates that the translations are not empty, in batches so small that everyone gets several.
-    changes = ("optim.schedule=constant", "optim.learning_rate=5e-3", "model.dropout=0", "optim.max_steps=150")
+    changes = ("optim.schedule=constant", "optim.learning_rate=5e-3", "model.dropout=0", "train.max_steps=150")
     looking = ("train.validate_every=150", "train.validate_sentences=9", "translate.batch_tokens=60")
     run = at(paths, tmp_path / "run")
     train_together(settings(*changes, *looking), run, 3)
@@ -207,7 +207,7 @@ SLOW_STEPS = AT_STEP.format(step="step", rank="rank", do="import time; time.slee
 )
 def test_a_signal_is_answered_by_a_save_of_all_at_one_step(paths, tmp_path, how, number, to):
     size = 1 if how == "alone" else 2
-    config = settings("optim.max_steps=400", "train.save_every=300", "train.validate_every=400", "train.log_every=1")
+    config = settings("train.max_steps=400", "train.save_every=300", "train.validate_every=400", "runtime.log_every=1")
     run = at(paths, tmp_path / "run")
     command = worker(config, run, SLOW_STEPS)
     if how == "alone":
@@ -228,7 +228,7 @@ def test_a_signal_is_answered_by_a_save_of_all_at_one_step(paths, tmp_path, how,
     name = signal.Signals(number).name
     if how != "torchrun":  # Its agent passes on SIGTERM whatever it got.
         assert f"stopped by {name} after step {step}, which is saved" in errors
-    short = settings("optim.max_steps=400", "train.save_every=300", "train.validate_every=400", "train.log_every=1")
+    short = settings("train.max_steps=400", "train.save_every=300", "train.validate_every=400", "runtime.log_every=1")
     train_together(short, run, size)
     train_together(short, at(paths, tmp_path / "whole"), size)
     assert equal(weights(run.run, 400), weights(tmp_path / "whole", 400))
@@ -241,7 +241,7 @@ def test_a_second_signal_ends_all_at_once_where_the_first_is_not_answered(paths,
     stuck += AT_STEP.format(
         step=8, rank=1, do="open(sys.argv[1] + '.stuck', 'w').close(); import time; time.sleep(900)"
     )
-    command = worker(settings("train.log_every=1"), at(paths, tmp_path / "run"), stuck)
+    command = worker(settings("runtime.log_every=1"), at(paths, tmp_path / "run"), stuck)
     process = launched(command, 2) if how == "launch" else torchrun(command, 2)
     wait_until(Path(command[1] + ".stuck").exists)
     process.send_signal(signal.SIGINT)
@@ -271,7 +271,7 @@ def test_a_late_second_signal_to_the_launcher_ends_processes_that_answer_none(tm
 
 
 def test_workers_do_not_outlive_a_launcher_that_was_killed(paths, tmp_path):
-    config = settings("optim.max_steps=4000", "train.log_every=1")
+    config = settings("train.max_steps=4000", "runtime.log_every=1")
     process = launched(worker(config, at(paths, tmp_path / "run"), SLOW_STEPS), 2)
     wait_until(lambda: step_of(tmp_path / "run") >= 2)
     pids = [json.loads(path.read_text())["pid"] for path in (tmp_path / "run" / "heartbeat").glob("process-*.json")]
@@ -319,11 +319,11 @@ def test_an_error_aborts_a_group_of_nccl_which_would_wait_for_a_dead_process(tmp
 
 def test_a_run_of_other_settings_is_refused_as_in_one_process_with_the_exit_code_and_one_reason(paths, tmp_path):
     run = at(paths, tmp_path / "run")
-    train_model(settings("optim.max_steps=5"), run, ALONE)
+    train_model(settings("train.max_steps=5"), run, ALONE)
     before = state(run.run)
-    [(code, errors)] = finish([launched(worker(settings("optim.seed=2"), run), 2)])
+    [(code, errors)] = finish([launched(worker(settings("train.seed=2"), run), 2)])
     assert code == 2, errors
-    assert "optim.seed: 1 -> 2" in errors.strip().split("process 0 of 2, step 0: ")[-1]
+    assert "train.seed: 1 -> 2" in errors.strip().split("process 0 of 2, step 0: ")[-1]
     assert "lost contact" not in errors
     assert state(run.run) == before
 
@@ -332,7 +332,7 @@ def test_a_run_of_other_settings_is_refused_as_in_one_process_with_the_exit_code
 
 
 def test_a_missing_process_is_told_with_how_many_joined(paths, tmp_path):
-    command = worker(settings("train.timeout=5"), at(paths, tmp_path / "run"))
+    command = worker(settings("runtime.collective_timeout=5"), at(paths, tmp_path / "run"))
     [(code, errors)] = finish(start(command, 2, ranks=range(1)))
     assert code == 1
     assert "process 0 of 2 could not join the others" in errors
@@ -344,7 +344,7 @@ def test_a_missing_process_is_told_with_how_many_joined(paths, tmp_path):
 
 
 def test_a_port_in_use_is_told(paths, tmp_path):
-    command = worker(settings("train.timeout=5"), at(paths, tmp_path / "run"))
+    command = worker(settings("runtime.collective_timeout=5"), at(paths, tmp_path / "run"))
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -364,7 +364,7 @@ def test_an_environment_that_is_not_whole_is_told(paths, tmp_path, lacks):
 
 
 def test_a_process_that_is_stopped_is_named_by_the_other_and_may_go_on(paths, tmp_path):
-    config = settings("train.silence=1.5", "train.log_every=1", "optim.max_steps=40")
+    config = settings("runtime.heartbeat_timeout=1.5", "runtime.log_every=1", "train.max_steps=40")
     processes = start(worker(config, at(paths, tmp_path / "run"), SLOW_STEPS), 2)
     wait_until(lambda: step_of(tmp_path / "run") >= 3)
     processes[1].send_signal(signal.SIGSTOP)
@@ -382,7 +382,7 @@ def test_gradients_are_first_exchanged_with_a_single_pair_after_all_have_agreed_
         compute = step._pass
         step._pass = lambda trainer, data, pairs: (passed.append(len(pairs)), compute(trainer, data, pairs))
         with distributed.join("cpu") as world:
-            trainer = step.Trainer.build(settings("train.device_tokens=40"), world, (340, 340))
+            trainer = step.Trainer.build(settings("runtime.device_tokens=40"), world, (340, 340))
             before = checkpoint.digest(trainer.model.state_dict())
             honest(trainer, open_dataset(paths.encode, "train", "en", "zh"))
             assert checkpoint.digest(trainer.model.state_dict()) == before
@@ -411,7 +411,7 @@ training.train_step, steps.label_smoothed_loss = counting, poisoned
 
 def test_a_bad_gradient_in_one_process_is_left_out_by_all(paths, tmp_path):
     run = at(paths, tmp_path / "run")
-    train_together(settings("train.log_every=1"), run, 2, POISON.format(steps={7, 9}))
+    train_together(settings("runtime.log_every=1"), run, 2, POISON.format(steps={7, 9}))
     assert state(run.run)["skipped"] == 2
     moments = checkpoint.load_optimizer(checkpoint.step_folder(run.run, STEPS))
     assert {float(value) for name, value in moments.items() if name.endswith(".step")} == {STEPS - 2.0}
@@ -435,7 +435,7 @@ if rank == 1:
     assert (one, two) == (1, 1)
     assert "another process is out of memory" in quiet
     assert "process 1 of 2 is out of memory on cpu" in errors
-    assert "Lower train.device_tokens" in errors
+    assert "Lower runtime.device_tokens" in errors
     assert time.monotonic() - begun < 90
 
 
@@ -451,7 +451,7 @@ def test_gradients_are_in_the_buckets_of_ddp_from_the_first_micro_batch_on(paths
     def process(rank: int) -> None:
         with distributed.join("cpu") as world:
             trainer = Trainer.build(
-                settings("train.device_tokens=" + ("40" if accumulating else "60")), world, (340, 340)
+                settings("runtime.device_tokens=" + ("40" if accumulating else "60")), world, (340, 340)
             )
             buckets: set[range] = set()
 

@@ -75,7 +75,7 @@ def test_outside_any_repository_and_without_git_nothing_is_said(tmp_path, monkey
 
 def test_a_machine_without_git_trains(paths, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    train_model(settings("optim.max_steps=2"), at(paths, tmp_path / "run"), ALONE)
+    train_model(settings("train.max_steps=2"), at(paths, tmp_path / "run"), ALONE)
     assert json.loads((tmp_path / "run/provenance.json").read_text())["commit"] is None
 
 
@@ -84,7 +84,7 @@ def test_every_process_that_trained_a_run_is_remembered_until_it_starts_over(pat
 
     def train(commit: str, steps: int, **more: bool) -> dict:
         monkeypatch.setattr(opening, "source_code", lambda: {"commit": commit, "dirty": False})
-        train_model(settings(f"optim.max_steps={steps}"), run, ALONE, **more)
+        train_model(settings(f"train.max_steps={steps}"), run, ALONE, **more)
         return json.loads((run.run / "provenance.json").read_text())
 
     assert train("a", 2)["earlier"] == []

@@ -22,7 +22,7 @@ from nmt.runs.identity import TrainPaths
 from nmt.training import loop, resume, validation
 from tiny import ALONE, at, equal, final, metrics, settings, state, weights
 
-CONFIG = settings("train.log_every=1")
+CONFIG = settings("runtime.log_every=1")
 
 
 def train(config: Config, paths: TrainPaths, fault: Callable[[int], object] = lambda rank: None) -> list[Ended]:
@@ -40,7 +40,7 @@ def train(config: Config, paths: TrainPaths, fault: Callable[[int], object] = la
 def cut(paths, tmp_path_factory) -> TrainPaths:
     """A run of two processes that has checkpoints of the steps 5 and 10."""
     run = at(paths, tmp_path_factory.mktemp("cut") / "run")
-    assert [ended.code for ended in train(replace(CONFIG, optim=replace(CONFIG.optim, max_steps=10)), run)] == [0, 0]
+    assert [ended.code for ended in train(replace(CONFIG, train=replace(CONFIG.train, max_steps=10)), run)] == [0, 0]
     shutil.rmtree(run.run / "final")
     return run
 
@@ -254,11 +254,13 @@ def test_what_fails_on_one_process_before_the_first_step_is_told_by_all(paths, t
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "change", ["optim.seed=2", "optim.max_steps=20", "train.validate_every=7", "train.log_every=2"]
+    "change", ["train.seed=2", "train.max_steps=20", "train.validate_every=7", "runtime.log_every=2"]
 )
 def test_processes_that_were_started_with_other_settings_are_refused(paths, tmp_path, change):
     run = at(paths, tmp_path / "run")
-    told = forked_world(2, lambda rank: train_here(settings("train.log_every=1", *[change] * rank), run, device="cpu"))
+    told = forked_world(
+        2, lambda rank: train_here(settings("runtime.log_every=1", *[change] * rank), run, device="cpu")
+    )
     assert [ended.code for ended in told] == [1, 1]
     assert all("Start all processes with the same command" in ended.told for ended in told)
 
@@ -367,7 +369,7 @@ def test_the_training_set_is_hashed_once_and_by_one_process_of_a_machine(paths, 
         return honest(path)
 
     monkeypatch.setattr(dataset, "sha256_of", counting)
-    loop.train_model(settings("optim.max_steps=2"), at(paths, tmp_path / "run"), replace(ALONE, local_rank=local_rank))
+    loop.train_model(settings("train.max_steps=2"), at(paths, tmp_path / "run"), replace(ALONE, local_rank=local_rank))
     files = ["en.ids", "en.offsets", "zh.ids", "zh.offsets", "rows"]
     assert sorted(hashed) == (
         [] if local_rank else sorted(f"{split}.{file}" for split in ("train", "dev") for file in files)

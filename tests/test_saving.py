@@ -245,10 +245,10 @@ def test_a_signal_while_the_thread_writes_ends_the_training_after_both_saves(pat
 def test_a_save_is_wished_for_after_so_many_minutes_without_one_by_the_leader_alone(trainer, tmp_path, monkeypatch):
     now = [1000.0]
     monkeypatch.setattr(saving, "time", SimpleNamespace(monotonic=lambda: now[0], perf_counter=lambda: now[0]))
-    hourly = replace(trainer, config=settings("train.save_minutes=60"))
+    hourly = replace(trainer, config=settings("runtime.save_minutes=60"))
     saver, never = (
         Saver(hourly, RunDir(tmp_path)),
-        Saver(replace(trainer, config=settings("train.save_minutes=0")), RunDir(tmp_path)),
+        Saver(replace(trainer, config=settings("runtime.save_minutes=0")), RunDir(tmp_path)),
     )
     follower = Saver(replace(hourly, world=SimpleNamespace(is_main=False, device=ALONE.device)), RunDir(tmp_path))
     wishes = []

@@ -101,12 +101,12 @@ def test_the_loop_that_is_measured_is_that_of_nmt_train_with_the_settings_of_the
     ran = []
     loop = gpu_speed.training.loop
     monkeypatch.setattr(gpu_speed.training, "loop", lambda trainer, *rest: ran.append(trainer) or loop(trainer, *rest))
-    config = recipe("base.yaml", "optim.batch_tokens=600", "train.validate_sentences=0", tiny=True)
+    config = recipe("base.yaml", "train.batch_tokens=600", "train.validate_sentences=0", tiny=True)
     measured = gpu_speed.Training(at, config, synthetic(300, at.vocab), tmp_path)
     assert [measured.take(steps)["steps"] for steps in (3, 2)] == [3, 2]
-    assert [trainer.config.optim.max_steps for trainer in ran] == [3, 5]
+    assert [trainer.config.train.max_steps for trainer in ran] == [3, 5]
     meant = ran[0].config
-    assert (meant.optim.precision, meant.train.device_tokens) == ("float32", 4096), "what auto is on a CPU"
+    assert (meant.train.precision, meant.runtime.device_tokens) == ("float32", 4096), "what auto is on a CPU"
     assert measured.first.time is not None
     assert not (tmp_path / "checkpoints").exists()
 
@@ -235,7 +235,7 @@ def queue(tmp_path) -> Path:
 def job(folder: Path, **environment: str) -> subprocess.Popen:
     defaults = {"SLURM_JOB_ID": "41", "SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "node[7-8]", "STATE": "", "LASTS": ""}
     path = f"{folder / 'bin'}:{os.environ['PATH']}"
-    words = ["bash", str(SCRIPTS / "train_slurm.sbatch"), "big.yaml", "big", "--set", "optim.seed=2"]
+    words = ["bash", str(SCRIPTS / "train_slurm.sbatch"), "big.yaml", "big", "--set", "train.seed=2"]
     return subprocess.Popen(words, cwd=folder, env=os.environ | defaults | environment | {"PATH": path})
 
 
@@ -246,11 +246,11 @@ def calls(folder: Path) -> list[str]:
 def test_a_finished_training_is_scored_and_not_queued_again(queue):
     assert job(queue, STATE="finished").wait(20) == 0
     assert calls(queue) == [
-        "nmt run -c big.yaml --name big --set optim.seed=2 --upto encode",
+        "nmt run -c big.yaml --name big --set train.seed=2 --upto encode",
         "scontrol show hostnames node[7-8]",
         "srun torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-id 41 --rdzv-endpoint node7:20041 "
-        "-m nmt train -c big.yaml --name big --set optim.seed=2",
-        "nmt run -c big.yaml --name big --set optim.seed=2",
+        "-m nmt train -c big.yaml --name big --set train.seed=2",
+        "nmt run -c big.yaml --name big --set train.seed=2",
     ]
 
 
@@ -365,7 +365,8 @@ with Bench(Path({str(tmp_path)!r}), [], (sys.executable, "-c", {code!r})).traini
 
 # ── speed ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-TINY = ["bpe.vocab_size=340", "bpe.coverage=1.0", "model.d_model=16", "model.d_ff=32", "optim.batch_tokens=150"]
+TINY = ["bpe.vocab_size=340", "bpe.character_coverage=1.0", "model.d_model=16", "model.d_ff=32",
+        "train.batch_tokens=150"]  # fmt: skip
 
 
 def bench(script: str, *words: str, split: Path, work: Path) -> str:

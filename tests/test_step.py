@@ -58,7 +58,7 @@ def plain_losses(trainer: Trainer, data: ParallelDataset, pairs: np.ndarray) -> 
         F.cross_entropy(
             scores_NV, batch.tgt_out.flatten(), ignore_index=PAD, reduction="sum", label_smoothing=smoothing
         )
-        for smoothing in (trainer.config.optim.label_smoothing, 0.0)
+        for smoothing in (trainer.config.train.label_smoothing, 0.0)
     ]
     return found[0].item(), found[1].item()
 
@@ -67,7 +67,7 @@ def plain_losses(trainer: Trainer, data: ParallelDataset, pairs: np.ndarray) -> 
 
 
 def test_what_an_update_measured_are_the_sums_over_its_pairs(data):
-    trainer = build("model.dropout=0", "optim.label_smoothing=0.2")
+    trainer = build("model.dropout=0", "train.label_smoothing=0.2")
     update = np.arange(5, 45)
     parts = step.micro_batches(trainer, data, update)
     assert len(parts) > 3
@@ -78,7 +78,7 @@ def test_what_an_update_measured_are_the_sums_over_its_pairs(data):
     assert stats.nll.item() == pytest.approx(nll, rel=1e-5)
     assert (stats.loss.dtype, stats.nll.dtype) == (torch.float64, torch.float64)
     assert (stats.tgt_tokens, stats.tokens) == (tgt.sum(), src.sum() + tgt.sum())
-    assert stats.rate == learning_rate(3, trainer.config.optim, 16)
+    assert stats.rate == learning_rate(3, trainer.config.optim, trainer.config.train.max_steps, 16)
     each = [training_flops(trainer.config.model, 340, int(s), int(t)) for s, t in zip(src, tgt, strict=True)]
     assert stats.flops == pytest.approx(sum(each))
     slots = sum(len(p) * int(lengths[p].max()) for p in parts for lengths in (data.src.lengths, data.tgt.lengths))
@@ -91,7 +91,7 @@ def test_what_an_update_measured_are_the_sums_over_its_pairs(data):
 def test_the_seconds_of_an_update_are_those_of_its_parts(data, monkeypatch):
     clock = iter(range(10**6))
     monkeypatch.setattr(step.time, "perf_counter", lambda: float(next(clock)))
-    trainer = build("train.device_tokens=5000")
+    trainer = build("runtime.device_tokens=5000")
     update = prepare(trainer, data, np.arange(9))
     assert len(update.micro_batches) == 1
     begin = next(clock)
@@ -150,7 +150,7 @@ def test_of_two_processes_one_computes_its_share_and_counts_a_borrowed_micro_bat
     """DDP takes the mean of the gradients, so each process gives twice its part of the sum; see batching.share."""
     monkeypatch.setattr(step, "parallelize", lambda model, world: model)
     monkeypatch.setattr(Trainer, "no_sync", lambda self: step.contextlib.nullcontext())
-    changes = ("model.dropout=0", "optim.clip_norm=0", "train.device_tokens=5000")
+    changes = ("model.dropout=0", "optim.clip_norm=0", "runtime.device_tokens=5000")
     update = np.array([0, 1, 2])
     whole = build(*changes)
     train_step(whole, prepare(whole, data, update), 1)
@@ -228,7 +228,7 @@ def test_dropout_draws_other_masks_in_each_micro_batch_step_and_seed(data, monke
         return forward(self, *ids)
 
     monkeypatch.setattr(step.TrainingModel, "forward", remembering)
-    for changes, number in (((), 1), ((), 2), (("optim.seed=2",), 1)):
+    for changes, number in (((), 1), ((), 2), (("train.seed=2",), 1)):
         trainer = build(*changes)
         assert len(step.micro_batches(trainer, data, np.arange(40))) > 3
         train_step(trainer, prepare(trainer, data, np.arange(40)), number)
@@ -249,9 +249,9 @@ def test_a_mixed_seed_depends_on_each_number_and_their_order():
     "changes",
     [
         (),
-        ("model.norm=pre", "model.norm_kind=rms", "model.activation=swiglu", "model.position=rope"),
+        ("model.norm_order=pre", "model.norm_type=rms", "model.activation=swiglu", "model.position=rope"),
         ("model.position=learned", "model.attention_dropout=0.1", "model.kv_heads=1"),
-        ("optim.clip_norm=0", "train.device_tokens=12"),
+        ("optim.clip_norm=0", "runtime.device_tokens=12"),
     ],
 )
 def test_a_step_reads_no_value_from_its_device(monkeypatch, changes):
@@ -291,7 +291,7 @@ def test_an_update_is_prepared_alike_in_any_thread_with_all_that_messages_and_me
 
 
 def test_every_process_and_every_build_has_the_weights_of_the_seed():
-    one, two, other = build(), build(), build("optim.seed=2")
+    one, two, other = build(), build(), build("train.seed=2")
     for name, weight in one.model.state_dict().items():
         assert torch.equal(weight, two.model.state_dict()[name])
     assert not torch.equal(one.model.embedding.weight, other.model.embedding.weight)
@@ -299,7 +299,7 @@ def test_every_process_and_every_build_has_the_weights_of_the_seed():
 
 @pytest.mark.parametrize(("joint", "src"), [("true", None), ("false", 300)])
 def test_the_source_has_its_own_embedding_where_the_vocabularies_are_two(joint, src):
-    model = Trainer.build(settings(f"bpe.joint={joint}"), ALONE, (300, 340)).model
+    model = Trainer.build(settings(f"bpe.shared_vocab={joint}"), ALONE, (300, 340)).model
     assert model.embedding.num_embeddings == 340
     assert (model.src_embedding.num_embeddings if model.src_embedding else None) == src
 
@@ -310,14 +310,14 @@ def test_the_source_has_its_own_embedding_where_the_vocabularies_are_two(joint, 
 def test_auto_begins_with_what_one_process_has_of_an_update_and_a_quarter_for_padding(monkeypatch, tokens, size, limit):
     as_on_a_gpu(monkeypatch)
     monkeypatch.setattr(step, "parallelize", lambda model, world: model)
-    assert build(f"train.device_tokens={tokens}", world=World(0, size, torch.device("cpu"))).device_tokens == limit
+    assert build(f"runtime.device_tokens={tokens}", world=World(0, size, torch.device("cpu"))).device_tokens == limit
 
 
 @pytest.mark.parametrize(
     ("precision", "dtype"), [("float32", None), ("bfloat16", torch.bfloat16), ("float16", torch.float16)]
 )
 def test_products_are_made_in_the_precision_that_was_set(precision, dtype):
-    trainer = build(f"optim.precision={precision}")
+    trainer = build(f"train.precision={precision}")
     assert trainer.scaler.is_enabled() is (precision == "float16")
     with trainer.precision():
         assert torch.is_autocast_enabled("cpu") is (dtype is not None)
@@ -344,7 +344,7 @@ def test_running_out_of_memory_is_told_with_the_size_of_what_was_computed(error)
 
 def plain_largest(trainer: Trainer, src: np.ndarray, tgt: np.ndarray) -> float:
     """The largest memory that pairs take which are alike: those up to a length, the longest of them."""
-    limit, best = int(min(trainer.device_tokens, 1.25 * trainer.config.optim.batch_tokens)), 0.0
+    limit, best = int(min(trainer.device_tokens, 1.25 * trainer.config.train.batch_tokens)), 0.0
     longer = np.maximum(src, tgt)
     for length in set(longer):
         alike = sorted(i for i in range(len(src)) if longer[i] <= length)
@@ -355,7 +355,7 @@ def plain_largest(trainer: Trainer, src: np.ndarray, tgt: np.ndarray) -> float:
 
 @pytest.mark.parametrize(("tokens", "update"), [(40, 150), (150, 40), (500, 10**6), (5, 150)])
 def test_the_largest_micro_batch_takes_the_most_memory_of_all_that_are_alike(tokens, update):
-    trainer = build(f"train.device_tokens={tokens}", f"optim.batch_tokens={update}")
+    trainer = build(f"runtime.device_tokens={tokens}", f"train.batch_tokens={update}")
     for seed in range(30):
         rng = np.random.default_rng(seed)
         src, tgt = rng.integers(1, 30, (2, 60))
@@ -376,7 +376,7 @@ def test_an_update_tells_where_it_is_and_with_which_lines(data):
         def __call__(self, doing, rows=(), step=None):
             told.append((doing, list(rows), step))
 
-    trainer = Trainer.build(settings("train.device_tokens=40"), ALONE, (340, 340), Listening())
+    trainer = Trainer.build(settings("runtime.device_tokens=40"), ALONE, (340, 340), Listening())
     parts = step.micro_batches(trainer, data, np.arange(20))
     train_step(trainer, prepare(trainer, data, np.arange(20)), 7)
     assert told == [
@@ -395,8 +395,8 @@ def test_auto_takes_three_quarters_until_it_fits_and_says_so(data, monkeypatch, 
     as_on_a_gpu(monkeypatch)
     monkeypatch.setattr(step, "_pass", passing)
     with caplog.at_level("INFO"):
-        assert probe_memory(build("train.device_tokens=auto"), data).device_tokens == found
-    assert f"train.device_tokens is {found}, the largest that fits" in caplog.text
+        assert probe_memory(build("runtime.device_tokens=auto"), data).device_tokens == found
+    assert f"runtime.device_tokens is {found}, the largest that fits" in caplog.text
 
 
 @pytest.mark.parametrize(("tokens", "found"), [("auto", 105), ("112", 112)])
@@ -404,7 +404,7 @@ def test_auto_leaves_a_tenth_of_a_gpu_to_spare_and_a_limit_that_was_set_does_not
     as_on_a_gpu(monkeypatch)
     now, resets = [], []
     gpu = SimpleNamespace(rank=0, size=1, device=torch.device("cuda"), is_main=True, sum=list)
-    trainer = replace(build(f"train.device_tokens={tokens}"), world=gpu)
+    trainer = replace(build(f"runtime.device_tokens={tokens}"), world=gpu)
     # As much of 100 is reserved as in a GPU where 105 tokens take 90 of it.
     reserved = {188: 99, 141: 92, 112: 91, 105: 90, 78: 50}
     monkeypatch.setattr(step, "_pass", lambda trainer, data, pairs: now.append(reserved[trainer.device_tokens]))
@@ -431,11 +431,11 @@ def test_auto_gives_up_where_the_longest_pair_would_be_cut(monkeypatch, src, tgt
 
     monkeypatch.setattr(step, "_pass", failing)
     with pytest.raises(OutOfMemory):
-        probe_memory(build("train.device_tokens=auto"), data)
+        probe_memory(build("runtime.device_tokens=auto"), data)
     assert seen == [188, 141, 105]
     seen.clear()
     with pytest.raises(OutOfMemory):
-        probe_memory(build("train.device_tokens=100"), data)
+        probe_memory(build("runtime.device_tokens=100"), data)
     assert seen == [100], "a limit that was set stays"
 
 
@@ -468,7 +468,7 @@ def test_the_rehearsal_holds_adams_moments_that_are_still_to_come(data, monkeypa
 
 @pytest.mark.parametrize("tokens", [12, 40, 5000])
 def test_the_loss_of_a_set_is_the_mean_over_its_target_tokens_without_dropout(data, tokens):
-    trainer = build(f"train.device_tokens={tokens}", "model.dropout=0.5")
+    trainer = build(f"runtime.device_tokens={tokens}", "model.dropout=0.5")
     trainer.model.train()
     found = dev_loss(trainer, data)
     assert trainer.model.training
@@ -488,7 +488,7 @@ def compiled(monkeypatch):
     compile_module = torch.nn.Module.compile
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **kw: compile_module(self, backend="aot_eager", **kw))
     torch._dynamo.reset()
-    yield lambda *changes: build("train.compile=true", "model.dropout=0", "model.layers=2", *changes)
+    yield lambda *changes: build("runtime.compile=true", "model.dropout=0", "model.layers=2", *changes)
     torch._dynamo.reset()
 
 

@@ -24,9 +24,10 @@ data: {corpus: mini}
 clean: {dev_size: 40, test_size: 60}
 bpe: {vocab_size: 1200}
 model: {layers: 1, d_model: 32, d_ff: 64, heads: 2}
-optim: {batch_tokens: 1000, max_steps: 8, warmup_steps: 4}
-train: {device_tokens: 1000, validate_every: 4, validate_sentences: 4, save_every: 4}
-translate: {beam: 2, max_extra: 4}
+optim: {warmup_steps: 4}
+train: {batch_tokens: 1000, max_steps: 8, validate_every: 4, validate_sentences: 4, save_every: 4}
+runtime: {device_tokens: 1000}
+translate: {beam: 2, max_length_offset: 4}
 eval: {bootstrap: 20}
 """
 STAGES = ["clean", "bpe", "encode", "train", "translate", "eval"]
@@ -100,15 +101,15 @@ def test_translations_and_scores_are_of_the_test_set(walked: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "stale"),
     [
-        ("train.log_every=5", set()),
-        ("train.device_tokens=500", set()),
+        ("runtime.log_every=5", set()),
+        ("runtime.device_tokens=500", set()),
         ("translate.batch_tokens=500", set()),
         ("train.save_every=2", {"train", "translate", "eval"}),
         ("clean.sources={mini: data/mini/raw/mini.txt}", set()),
         ("clean.sources={dev: data/mini/raw/mini.txt}", set(STAGES)),
         ("eval.bootstrap=10", {"eval"}),
         ("translate.beam=1", {"translate", "eval"}),
-        ("optim.max_steps=9", {"train", "translate", "eval"}),
+        ("train.max_steps=9", {"train", "translate", "eval"}),
         ("model.dropout=0.2", {"train", "translate", "eval"}),
         ("bpe.dropout=0.1", {"train", "translate", "eval"}),
         ("encode.max_tokens=40", {"encode", "train", "translate", "eval"}),
@@ -256,10 +257,10 @@ def test_train_makes_what_is_missing_and_several_processes_share_it(tmp_path: Pa
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "nmt"]
     subprocess.run(
-        [*torchrun, "train", "-c", "tiny.yaml", "--set", "optim.max_steps=12"], cwd=folder, env=environment, check=True
+        [*torchrun, "train", "-c", "tiny.yaml", "--set", "train.max_steps=12"], cwd=folder, env=environment, check=True
     )
     assert json.loads((folder / "runs/tiny.en-zh/status.json").read_text())["step"] == 12
-    assert "fresh" in nmt(folder, "train", "-c", "tiny.yaml", "--set", "optim.max_steps=12").stderr
+    assert "fresh" in nmt(folder, "train", "-c", "tiny.yaml", "--set", "train.max_steps=12").stderr
     measured = json.loads(nmt(folder, "plan", "-c", "tiny.yaml", "--measure", "--json").stdout)["measured"]
     assert measured["seconds_a_step"] > 0
     averaged = nmt(folder, "average", "runs/tiny.en-zh", "--last", "2")

@@ -26,7 +26,7 @@ from nmt.io import read_lines, write_lines
 from nmt.special_tokens import BOS, EOS, PAD, UNK
 
 LANGUAGES = ("en", "zh")
-SMALL = BpeConfig(vocab_size=420, coverage=0.995)
+SMALL = BpeConfig(vocab_size=420, character_coverage=0.995)
 any_line = st.text(st.characters(codec="utf-8", exclude_characters="\u2581"), max_size=40)
 
 
@@ -63,9 +63,11 @@ def test_the_progress_bar_counts_every_line_as_it_is_learnt_from_and_as_it_is_ch
     monkeypatch.setattr(bpe, "BLOCK_LINES", 30)
     bars = watched_bars(monkeypatch, bpe)
     size = 420 if joint else 330
-    train_bpe(clean, BpeConfig(vocab_size=size, coverage=0.995, joint=joint), LANGUAGES, tmp_path / "new")
+    train_bpe(
+        clean, BpeConfig(vocab_size=size, character_coverage=0.995, shared_vocab=joint), LANGUAGES, tmp_path / "new"
+    )
     models = [str(path) for path in (tmp_path / "new").glob("*.model")]
-    given = BpeConfig(vocab_size=size, joint=joint, model=tuple(sorted(models)))
+    given = BpeConfig(vocab_size=size, shared_vocab=joint, model=tuple(sorted(models)))
     train_bpe(clean, given, LANGUAGES, tmp_path / "given")
     assert [(bar.total, bar.n) for bar in bars] == [(1600, 1600), (800, 800)]
     assert all(bar.moves > 20 for bar in bars)
@@ -164,7 +166,12 @@ def test_the_vocab_file_has_a_row_for_each_piece(joint, tokenizer):
 def test_a_line_over_the_usual_limit_is_learnt_from(tmp_path):
     long = "龘" * 5000  # 15,000 bytes; SentencePiece leaves lines over 4,192 out unless told otherwise
     train = {"en": [*sentences(1, 400)["en"], long], "zh": [*sentences(1, 400)["zh"], long]}
-    train_bpe(write_clean(tmp_path, train, sentences(2, 5)), BpeConfig(vocab_size=420, coverage=1), LANGUAGES, tmp_path)
+    train_bpe(
+        write_clean(tmp_path, train, sentences(2, 5)),
+        BpeConfig(vocab_size=420, character_coverage=1),
+        LANGUAGES,
+        tmp_path,
+    )
     assert Tokenizer.load(tmp_path / "joint.model").id_of("龘") > EOS
 
 
@@ -199,7 +206,9 @@ def test_a_user_symbol_that_cannot_be_a_piece_is_refused(symbols):
 
 
 def test_without_joint_each_language_has_a_model_of_its_own(clean, joint, tmp_path):
-    verification = train_bpe(clean, BpeConfig(vocab_size=320, coverage=0.995, joint=False), LANGUAGES, tmp_path)
+    verification = train_bpe(
+        clean, BpeConfig(vocab_size=320, character_coverage=0.995, shared_vocab=False), LANGUAGES, tmp_path
+    )
     en, zh = load_tokenizers(tmp_path, "en", "zh")
     assert sorted(path.name for path in tmp_path.glob("*.model")) == ["en.model", "zh.model"]
     assert en.sha256 != zh.sha256 == verification["models"]["zh"]["sha256"]
@@ -344,7 +353,7 @@ def test_a_real_corpus_comes_back_whole_and_samples_as_sentencepiece_does(foreig
              for name in ("train", "dev")}  # fmt: skip
     verification = train_bpe(
         write_clean(tmp_path, texts["train"], texts["dev"]),
-        BpeConfig(vocab_size=4000, coverage=0.995),
+        BpeConfig(vocab_size=4000, character_coverage=0.995),
         LANGUAGES,
         tmp_path,
     )
@@ -359,7 +368,7 @@ def test_three_hundred_mutated_models_are_refused_or_read_without_a_crash():
     text = [
         f"the {colour} {thing} number {n}" for colour in ("red", "绿") for thing in ("book", "杯") for n in range(9)
     ]
-    model = _attempt(text, BpeConfig(vocab_size=300, coverage=1.0), 300)
+    model = _attempt(text, BpeConfig(vocab_size=300, character_coverage=1.0), 300)
 
     def read_them_all() -> None:
         refused = 0

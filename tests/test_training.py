@@ -52,7 +52,7 @@ def test_an_update_is_the_mean_over_its_target_tokens_however_it_is_cut(paths):
     loss = F.cross_entropy(scores.flatten(0, 1), batch.tgt_out.flatten(), label_smoothing=0.1, ignore_index=PAD)
     loss.backward()
     for device_tokens in (12, 40, 5000):
-        trainer = trainer_of(settings("model.dropout=0", f"train.device_tokens={device_tokens}", "optim.clip_norm=0"))
+        trainer = trainer_of(settings("model.dropout=0", f"runtime.device_tokens={device_tokens}", "optim.clip_norm=0"))
         stats = train_step(trainer, prepare(trainer, data, update), 1)
         assert stats.loss.item() / stats.tgt_tokens == pytest.approx(loss.item(), abs=1e-9)
         for ours, theirs in zip(trainer.model.parameters(), reference.model.parameters(), strict=True):
@@ -93,12 +93,12 @@ def test_clipping_bounds_the_gradient_and_zero_leaves_it(paths):
 def test_the_first_update_of_every_recipe_runs(paths, recipe):
     # Shrunk in size; compiling is tested once, below.
     small = (
-        "train.compile=false",
+        "runtime.compile=false",
         "model.layers=1",
         "model.d_model=16",
         "model.d_ff=16",
         "model.heads=2",
-        "optim.batch_tokens=100",
+        "train.batch_tokens=100",
     )
     trainer = Trainer.build(load(recipe, small), ALONE, (340, 340))
     before = {name: weight.clone() for name, weight in trainer.model.state_dict().items()}
@@ -114,7 +114,7 @@ def test_dropout_draws_new_masks_in_each_step_and_micro_batch_and_the_same_when_
     data = open_dataset(paths.encode, "train", "en", "zh")
 
     def loss(step: int, update: list[int], *changes: str) -> float:
-        trainer = trainer_of(settings("optim.seed=3", *changes))  # With the same weights each time.
+        trainer = trainer_of(settings("train.seed=3", *changes))  # With the same weights each time.
         return train_step(trainer, prepare(trainer, data, np.array(update)), step).loss.item()
 
     plain = [loss(step, [5], "model.dropout=0") for step in (1, 2, 3)]
@@ -125,7 +125,7 @@ def test_dropout_draws_new_masks_in_each_step_and_micro_batch_and_the_same_when_
         assert len(set(drawn)) == len(drawn), "two steps have the same masks"
         assert [loss(step, [5], change, *rest) for step in range(1, 9)] == drawn
     # The same pair in two micro-batches of an update: the second does not repeat the first.
-    apart = ("model.dropout=0.3", f"train.device_tokens={int(max(data.src.lengths[5], data.tgt.lengths[5]))}")
+    apart = ("model.dropout=0.3", f"runtime.device_tokens={int(max(data.src.lengths[5], data.tgt.lengths[5]))}")
     assert len(step_parts := list(micro_batches(trainer_of(settings(*apart)), data, np.array([5, 5])))) == 2, step_parts
     assert loss(1, [5, 5], *apart) != pytest.approx(2 * loss(1, [5], *apart), rel=1e-9)
     still = ("model.dropout=0", apart[1])
@@ -207,8 +207,8 @@ def test_speed_and_mfu_leave_pauses_out_whatever_is_logged_validated_and_saved_w
     paths, tmp_path, monkeypatch, every, last
 ):
     clocked(monkeypatch)
-    names = ("train.log_every", "train.validate_every", "train.save_every")
-    config = settings(f"optim.max_steps={last}", *(f"{name}={n}" for name, n in zip(names, every, strict=True)))
+    names = ("runtime.log_every", "train.validate_every", "train.save_every")
+    config = settings(f"train.max_steps={last}", *(f"{name}={n}" for name, n in zip(names, every, strict=True)))
     train_model(config, at(paths, tmp_path / "run"), ALONE)
     rows = metrics(tmp_path / "run")
     assert [row["step"] for row in rows] == sorted({*range(every[0], last + 1, every[0]), last})
@@ -219,7 +219,7 @@ def test_speed_and_mfu_leave_pauses_out_whatever_is_logged_validated_and_saved_w
 def test_the_first_row_of_a_training_that_goes_on_says_over_how_many_steps_it_is(
     paths, tmp_path, monkeypatch, broken, saved
 ):
-    config = settings("optim.max_steps=140", "train.log_every=50", "train.validate_every=175", "train.save_every=35")
+    config = settings("train.max_steps=140", "runtime.log_every=50", "train.validate_every=175", "train.save_every=35")
     run = at(paths, tmp_path / "run")
     with monkeypatch.context() as patch:
         clocked(patch, broken)
@@ -243,10 +243,10 @@ def test_half_precision_is_warned_of_once_with_the_factor_where_the_cpu_lacks_it
     (tmp_path / "cpuinfo").write_text(AVX2)
     monkeypatch.setattr(host, "CPU_INFO", tmp_path / "cpuinfo")
     run = at(paths, tmp_path / "run")
-    train_model(settings(f"optim.precision={precision}", "optim.max_steps=2"), run, ALONE)
+    train_model(settings(f"train.precision={precision}", "train.max_steps=2"), run, ALONE)
     told = [record.getMessage() for record in caplog.records if "20 times" in record.getMessage()]
     assert len(told) == warned
-    assert all(f"optim.precision is {precision}" in line for line in told)
+    assert all(f"train.precision is {precision}" in line for line in told)
     caplog.clear()
     Translator.load(run.run, settings(f"translate.precision={precision}").translate, device="cpu")
     told = [record.getMessage() for record in caplog.records if "20 times" in record.getMessage()]
@@ -297,19 +297,19 @@ def test_a_finished_run_run_again_writes_nothing(paths, tmp_path):
         return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in found if path.is_file()}
 
     kept = files()
-    train_model(settings("train.log_every=3"), at(paths, tmp_path / "run"), ALONE)
+    train_model(settings("runtime.log_every=3"), at(paths, tmp_path / "run"), ALONE)
     assert files() == kept
 
 
 def test_other_settings_are_refused_with_old_and_new_and_fresh_starts_over(paths, tmp_path):
     run = at(paths, tmp_path / "run")
     train_model(settings(), run, ALONE)
-    with pytest.raises(ConfigError, match=r"optim\.label_smoothing: 0\.1 -> 0\.3"):
-        train_model(settings("optim.label_smoothing=0.3"), run, ALONE)
-    train_model(settings("optim.max_steps=26", "train.log_every=1"), run, ALONE)
+    with pytest.raises(ConfigError, match=r"train\.label_smoothing: 0\.1 -> 0\.3"):
+        train_model(settings("train.label_smoothing=0.3"), run, ALONE)
+    train_model(settings("train.max_steps=26", "runtime.log_every=1"), run, ALONE)
     assert checkpoint.newest(run.run).name == "step-00000026"
-    train_model(settings("optim.label_smoothing=0.3"), run, ALONE, fresh=True)
-    assert read_config(run.run).optim.label_smoothing == 0.3
+    train_model(settings("train.label_smoothing=0.3"), run, ALONE, fresh=True)
+    assert read_config(run.run).train.label_smoothing == 0.3
     assert checkpoint.newest(run.run).name == "step-00000024"
 
 
@@ -317,9 +317,9 @@ def test_other_settings_are_refused_with_old_and_new_and_fresh_starts_over(paths
     ("changes", "world"),
     [
         ((), ALONE),
-        (("optim.batch_tokens=40", "optim.max_steps=1000"), ALONE),
-        (("optim.max_steps=1",), World(0, 3, torch.device("cpu"))),
-        (("bpe.joint=false", "optim.max_steps=123456"), ALONE),
+        (("train.batch_tokens=40", "train.max_steps=1000"), ALONE),
+        (("train.max_steps=1",), World(0, 3, torch.device("cpu"))),
+        (("bpe.shared_vocab=false", "train.max_steps=123456"), ALONE),
     ],
 )
 def test_the_first_line_of_a_training_says_what_is_trained_where_and_for_how_long(paths, changes, world):
@@ -327,29 +327,29 @@ def test_the_first_line_of_a_training_says_what_is_trained_where_and_for_how_lon
     data = open_dataset(paths.encode, "train", "en", "zh")
     trainer = replace(Trainer.build(config, ALONE, (340, 340)), world=world)
     line = loop.header(trainer, data, Path("runs/x"))
-    optim, lengths = config.optim, (data.src.lengths, data.tgt.lengths)
-    updates = len(next(plan_epoch(*lengths, optim.batch_tokens, optim.length_buckets, optim.seed, 0)))
-    epochs, rounded = optim.max_steps / updates, 0 if optim.max_steps >= 10 * updates else 1
+    train, lengths = config.train, (data.src.lengths, data.tgt.lengths)
+    updates = len(next(plan_epoch(*lengths, train.batch_tokens, train.length_buckets, train.seed, 0)))
+    epochs, rounded = train.max_steps / updates, 0 if train.max_steps >= 10 * updates else 1
     assert f"({epochs:,.{rounded}f} epochs of {updates:,} updates)" in line
-    size = sum(parameters(config.model, 340, None if config.bpe.joint else 340).values())
+    size = sum(parameters(config.model, 340, None if config.bpe.shared_vocab else 340).values())
     assert line.startswith(
         f"{size / 1e6:.1f} M parameters, {world.size} process{'es' if world.size > 1 else ''} on cpu, "
     )
-    assert f"float32, {optim.max_steps:,} updates of {optim.batch_tokens} tokens a side (" in line
+    assert f"float32, {train.max_steps:,} updates of {train.batch_tokens} tokens a side (" in line
     assert line.endswith(", runs/x")
 
 
 def test_a_training_is_never_silent_from_its_start_to_its_first_measurement(paths, tmp_path, caplog):
     caplog.set_level(logging.INFO, "nmt")
     run = at(paths, tmp_path / "run")
-    train_model(settings("optim.max_steps=12", "train.log_every=6"), run, ALONE)
+    train_model(settings("train.max_steps=12", "runtime.log_every=6"), run, ALONE)
     told = [message.split(",")[0] for message in caplog.messages if message.startswith("train: ")]
     assert told[0].endswith(" M parameters")
     assert told[1:4] == ["train: step 6/12", "train: step 12/12", "train: step 12/12"]
     assert "final is the " in caplog.text
     assert told[-1].startswith("train: done in ")
     caplog.clear()
-    train_model(settings("optim.max_steps=14"), run, ALONE)
+    train_model(settings("train.max_steps=14"), run, ALONE)
     assert "going on from" in caplog.messages[0] or "going on" in caplog.messages[1]
     assert any("14 updates of 150" in message for message in caplog.messages)
 
@@ -370,7 +370,7 @@ def test_a_run_folder_is_whole_in_itself(paths, tmp_path):
 
 def test_patience_ends_a_training_that_gets_no_better(paths, tmp_path, monkeypatch):
     monkeypatch.setattr(validation, "translate_dev", lambda *_: (1.0, [""] * 9))
-    config = settings("optim.patience=2", "train.validate_every=2", "optim.max_steps=100")
+    config = settings("train.early_stop_patience=2", "train.validate_every=2", "train.max_steps=100")
     train_model(config, at(paths, tmp_path / "run"), ALONE)
     status = json.loads((tmp_path / "run" / "status.json").read_text())
     assert (status["step"], status["best_step"], status["state"]) == (6, 2, "finished")
@@ -391,10 +391,10 @@ def test_two_vocabularies_train_and_translate(paths, tmp_path):
     folders = {name: tmp_path / name for name in ("bpe", "encode")}
     for folder in folders.values():
         folder.mkdir()
-    bpe = BpeConfig(vocab_size=300, coverage=1.0, joint=False)
+    bpe = BpeConfig(vocab_size=300, character_coverage=1.0, shared_vocab=False)
     train_bpe(paths.clean, bpe, ("en", "zh"), folders["bpe"])
     encode_corpus(paths.clean, folders["bpe"], EncodeConfig(), ("en", "zh"), folders["encode"])
-    config = settings("bpe.joint=false", "bpe.vocab_size=300", "optim.max_steps=4")
+    config = settings("bpe.shared_vocab=false", "bpe.vocab_size=300", "train.max_steps=4")
     train_model(config, TrainPaths(paths.clean, run=tmp_path / "run", **folders), ALONE)
     translator = Translator.load(tmp_path / "run", device="cpu")
     assert translator.model.src_embedding is not None
@@ -405,7 +405,7 @@ def test_two_vocabularies_train_and_translate(paths, tmp_path):
 def test_a_compiled_model_takes_the_steps_of_a_plain_one(paths, tmp_path):
     runs = []
     for compiled in ("false", "true"):
-        config = settings("model.dropout=0", "optim.max_steps=3", "train.log_every=1", f"train.compile={compiled}")
+        config = settings("model.dropout=0", "train.max_steps=3", "runtime.log_every=1", f"runtime.compile={compiled}")
         train_model(config, at(paths, tmp_path / compiled), ALONE)
         runs.append(losses(tmp_path / compiled))
     assert runs[0] == pytest.approx(runs[1], abs=1e-4)
@@ -413,7 +413,7 @@ def test_a_compiled_model_takes_the_steps_of_a_plain_one(paths, tmp_path):
 
 
 def test_a_training_in_bfloat16_keeps_float32_weights(paths, tmp_path):
-    train_model(settings("optim.precision=bfloat16", "optim.max_steps=4"), at(paths, tmp_path / "bf16"), ALONE)
+    train_model(settings("train.precision=bfloat16", "train.max_steps=4"), at(paths, tmp_path / "bf16"), ALONE)
     loaded = weights(tmp_path / "bf16", 4)
     assert all(tensor.dtype == torch.float32 and tensor.isfinite().all() for tensor in loaded.values())
 
@@ -450,7 +450,7 @@ from nmt.model.flops import parameters
 from nmt.training.step import Trainer
 from tiny import ALONE, settings
 if sys.argv[1] == "bounded":
-    Trainer.build(settings("optim.precision=bfloat16"), ALONE, (340, 340))
+    Trainer.build(settings("train.precision=bfloat16"), ALONE, (340, 340))
 # Not the largest so far, which a process inherits from the one that has started it.
 held = lambda: int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 x, weight = torch.ones(700, 256, dtype=torch.bfloat16), torch.ones(256, 256, dtype=torch.bfloat16)

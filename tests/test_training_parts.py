@@ -146,7 +146,7 @@ def test_the_micro_batches_that_auto_has_found_once_stay_and_a_number_is_a_numbe
 
     monkeypatch.setattr(training, "probe_memory", probe_memory)
     trainer = Trainer.build(settings(), ALONE, (340, 340))
-    trainer = replace(trainer, config=settings(f"train.device_tokens={setting}"))  # As it is on a GPU.
+    trainer = replace(trainer, config=settings(f"runtime.device_tokens={setting}"))  # As it is on a GPU.
     data = open_dataset(paths.encode, "train", "en", "zh")
     trainer, progress = training.fit_memory(trainer, data, Progress(step=5, device_tokens=found))
     assert (trainer.device_tokens, progress.device_tokens) == (cut_by, noted)
@@ -187,7 +187,7 @@ def test_a_training_that_begins_with_another_run_asks_whether_that_one_has_seen_
     asked = []
     monkeypatch.setattr(training, "warn_of_overlap", lambda *given: asked.append(given))
     run = replace(finished, run=tmp_path / "run")
-    train_model(settings("optim.max_steps=1"), run, ALONE, init_from=finished.run)
+    train_model(settings("train.max_steps=1"), run, ALONE, init_from=finished.run)
     assert asked == [(run.run, run.clean, ("en", "zh"))]
 
 
@@ -197,7 +197,7 @@ def test_a_training_that_begins_with_another_run_asks_whether_that_one_has_seen_
 @pytest.mark.parametrize("window", [60, batching.WINDOW])
 def test_updates_are_those_of_the_plan_of_each_epoch_from_where_the_training_is(paths, monkeypatch, window):
     monkeypatch.setattr(batching, "WINDOW", window)
-    config, data = settings("optim.seed=3"), open_dataset(paths.encode, "train", "en", "zh")
+    config, data = settings("train.seed=3"), open_dataset(paths.encode, "train", "en", "zh")
     tokenizers = load_tokenizers(paths.bpe, "en", "zh")
     plans = [list(plan_epoch(data.src.lengths, data.tgt.lengths, 150, 1, 3, epoch)) for epoch in range(3)]
     assert (len(plans[0]) > 2) == (window == 60)
@@ -227,7 +227,7 @@ def evenly(pairs: int) -> ParallelDataset:
 
 
 def test_no_work_in_python_before_the_first_batch_or_in_a_step_grows_with_the_corpus(paths):
-    config, tokenizers = settings("optim.batch_tokens=2000"), load_tokenizers(paths.bpe, "en", "zh")
+    config, tokenizers = settings("train.batch_tokens=2000"), load_tokenizers(paths.bpe, "en", "zh")
     trainer, counts, sizes = Trainer.build(config, ALONE, (340, 340)), [], []
     for pairs in (2 * batching.WINDOW, 8 * batching.WINDOW):
         data, calls = evenly(pairs), [0]
@@ -281,7 +281,7 @@ def test_only_the_text_of_windows_that_are_planned_is_cut_anew(paths, monkeypatc
     with contextlib.closing(updates(config, paths, plain, tokenizers, Progress(epoch=2, window=1))) as found:
         next(found)
     assert 1 <= len(cut) <= 2, "its own and at most the next one, which is planned meanwhile"
-    assert cut[0].tolist() == list(batching.windows(150, config.optim.seed, 2))[1].tolist()
+    assert cut[0].tolist() == list(batching.windows(150, config.train.seed, 2))[1].tolist()
 
 
 def test_each_window_of_each_epoch_and_seed_is_cut_by_numbers_of_its_own(paths, monkeypatch):
@@ -289,7 +289,7 @@ def test_each_window_of_each_epoch_and_seed_is_cut_by_numbers_of_its_own(paths, 
     seeds, tokenizers = [], load_tokenizers(paths.bpe, "en", "zh")
     plain = open_dataset(paths.encode, "train", "en", "zh")
     monkeypatch.setattr(training, "resample", lambda *given: seeds.append(given[5]) or plain)
-    for changes in ((), ("optim.seed=2",), ()):
+    for changes in ((), ("train.seed=2",), ()):
         list(islice(training.plans(settings("bpe.dropout=0.3", *changes), paths, plain, tokenizers, Progress()), 9))
     assert len(set(seeds)) == 18, "three windows of three epochs"
     assert seeds[:9] == seeds[18:]
@@ -324,7 +324,7 @@ def test_an_error_of_the_thread_that_is_ahead_ends_the_training_with_it(paths, t
 
     monkeypatch.setattr(training, "prepare", failing)
     with pytest.raises(DataError, match="the disk is gone"):
-        train_model(settings("train.log_every=1"), at(paths, tmp_path / "run"), ALONE)
+        train_model(settings("runtime.log_every=1"), at(paths, tmp_path / "run"), ALONE)
     assert [row["step"] for row in metrics(tmp_path / "run")] == [1, 2, 3, 4, 5, 6]
 
 
@@ -345,7 +345,7 @@ def test_bpe_dropout_cuts_the_text_anew_in_each_epoch_and_lines_keep_their_pairs
     assert len({tuple(data.src.ids.tolist()) for data in seen.values()}) == 3
     assert len({tuple(data.tgt.ids.tolist()) for data in seen.values()}) == 3
     plain = open_dataset(paths.encode, "train", "en", "zh")
-    data, _, _ = next(updates(settings("bpe.dropout=0.3", "optim.seed=9"), paths, plain, tokenizers, Progress()))
+    data, _, _ = next(updates(settings("bpe.dropout=0.3", "train.seed=9"), paths, plain, tokenizers, Progress()))
     assert not np.array_equal(data.src.ids, seen[0].src.ids)
 
 
@@ -366,12 +366,14 @@ def test_sampled_pieces_are_never_more_than_a_sentence_may_have(paths):
 )
 def test_a_training_is_over_after_its_steps_or_its_patience(step, bad_validations, patience, over):
     assert (
-        should_stop(settings(f"optim.patience={patience}"), Progress(step=step, bad_validations=bad_validations))
+        should_stop(
+            settings(f"train.early_stop_patience={patience}"), Progress(step=step, bad_validations=bad_validations)
+        )
         is over
     )
 
 
-FINISHED = ("optim.max_steps=6", "train.log_every=4", "train.save_every=4")
+FINISHED = ("train.max_steps=6", "runtime.log_every=4", "train.save_every=4")
 
 
 @pytest.fixture(scope="module")
@@ -386,7 +388,7 @@ def test_a_run_is_finished_if_it_has_all_its_steps_and_its_final_model(finished)
         return is_finished(settings(*FINISHED, *changes), run, None)
 
     assert ended()
-    for change in ("optim.max_steps=7", "optim.max_steps=5", "optim.seed=2"):
+    for change in ("train.max_steps=7", "train.max_steps=5", "train.seed=2"):
         assert not ended(change)
     assert not ended(run=at(finished, finished.run.parent / "none"))
     status, final = finished.run / "status.json", finished.run / "final"
@@ -419,8 +421,8 @@ def test_the_last_step_is_logged_validated_and_saved_whatever_the_intervals(fini
 
 
 def test_steps_are_logged_validated_and_saved_at_their_intervals(paths, tmp_path):
-    intervals = ("train.log_every=2", "train.validate_every=3", "train.save_every=4", "train.keep=9")
-    train_model(settings("optim.max_steps=12", *intervals), at(paths, tmp_path / "run"), ALONE)
+    intervals = ("runtime.log_every=2", "train.validate_every=3", "train.save_every=4", "train.keep_checkpoints=9")
+    train_model(settings("train.max_steps=12", *intervals), at(paths, tmp_path / "run"), ALONE)
     assert [row["step"] for row in metrics(tmp_path / "run")] == [2, 4, 6, 8, 10, 12]
     assert [row["step"] for row in metrics(tmp_path / "run", "dev")] == [3, 6, 9, 12]
     assert [int(path.name[5:]) for path in checkpoint.saved_steps(tmp_path / "run")] == [4, 8, 12]
@@ -507,7 +509,7 @@ def test_lost_contact_is_told_as_a_consequence(tmp_path, word, monkeypatch):
 
 def test_what_was_saved_is_what_goes_on(paths, tmp_path):
     data = open_dataset(paths.encode, "train", "en", "zh")
-    trainer, other = (Trainer.build(settings("optim.precision=float16"), ALONE, (340, 340)) for _ in range(2))
+    trainer, other = (Trainer.build(settings("train.precision=float16"), ALONE, (340, 340)) for _ in range(2))
     train_step(trainer, prepare(trainer, data, np.arange(9)), 1)
     progress = Progress(
         step=5, epoch=1, update=2, best_score=3.5, best_step=4, bad_validations=1, skipped=2, device_tokens=7
@@ -525,7 +527,7 @@ def test_what_was_saved_is_what_goes_on(paths, tmp_path):
 
 
 def test_only_the_newest_checkpoints_are_kept(paths, tmp_path):
-    trainer = Trainer.build(settings("train.keep=2", "train.save_every=5"), ALONE, (340, 340))
+    trainer = Trainer.build(settings("train.keep_checkpoints=2", "train.save_every=5"), ALONE, (340, 340))
     with Saver(trainer, RunDir(tmp_path)) as saver:
         for step in (5, 10, 13, 15):
             saver.save(Progress(step=step))
@@ -570,6 +572,6 @@ def test_the_status_says_running_while_a_training_runs_and_finished_after_it(pat
     run, seen = tmp_path / "run", []
     step = training.train_step
     monkeypatch.setattr(training, "train_step", lambda *given: (seen.append(state(run)["state"]), step(*given))[1])
-    training.train_model(settings("optim.max_steps=2"), at(paths, run), ALONE)
+    training.train_model(settings("train.max_steps=2"), at(paths, run), ALONE)
     assert seen == ["running", "running"]
     assert state(run)["state"] == "finished"

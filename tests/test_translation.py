@@ -60,7 +60,7 @@ NORMALISER = Normaliser("simplified", {"en": False, "zh": True})
 def make(tokenizer, *, dtype=torch.float64, direction=("en", "zh"), model=None, tied=False, **translate):
     """A translator of random weights; some of its translations end, some are cut."""
     shape = {"layers": 2, "decoder_layers": 1, "d_model": 32, "d_ff": 48, "heads": 4, "dropout": 0.0}
-    wanted = {"max_extra": 4, "batch_tokens": 512} | translate
+    wanted = {"max_length_offset": 4, "batch_tokens": 512} | translate
     config = Config(
         data=DataConfig(src=direction[0], tgt=direction[1]),
         encode=EncodeConfig(max_tokens=20),
@@ -107,7 +107,7 @@ def words(count, seed=0):
 @settings(max_examples=15, deadline=None)
 @given(lines=LINES)
 def test_lines_out_are_lines_in_whatever_they_are(tokenizer, lines):
-    translator = make(tokenizer, max_input=30, max_extra=2, beam=2)
+    translator = make(tokenizer, max_source_tokens=30, max_length_offset=2, beam=2)
     found = translator.translate(lines)
     assert len(found) == len(lines)
     for line, text in zip(lines, found, strict=True):
@@ -121,17 +121,17 @@ def test_the_text_is_the_same_in_batches_of_1_7_and_64_and_in_any_order(tokenize
     lines = [*words(60), *EDGE_CASES, *ENGLISH]
     longest = max(map(len, tokenizer.encode(lines))) + 1
     texts = [
-        make(tokenizer, beam=3, max_extra=3, batch_tokens=sentences * longest * 3).translate(lines)
+        make(tokenizer, beam=3, max_length_offset=3, batch_tokens=sentences * longest * 3).translate(lines)
         for sentences in (1, 7, 64)
     ]
     assert texts[0] == texts[1] == texts[2]
-    assert make(tokenizer, beam=3, max_extra=3).translate(lines[::-1])[::-1] == texts[0]
+    assert make(tokenizer, beam=3, max_length_offset=3).translate(lines[::-1])[::-1] == texts[0]
 
 
 def test_in_float32_at_most_one_line_in_a_thousand_depends_on_its_batch(tokenizer):
     lines = words(1000, seed=1)
     one, other = (
-        make(tokenizer, dtype=torch.float32, beam=2, max_extra=0, batch_tokens=size).translate(lines)
+        make(tokenizer, dtype=torch.float32, beam=2, max_length_offset=0, batch_tokens=size).translate(lines)
         for size in (160, 3000)
     )
     assert len(set(one)) > 50
@@ -146,7 +146,9 @@ def test_ten_thousand_nasty_lines_stay_in_order_and_are_the_same_in_other_batche
     lines = [line + draw.choice(["", " ", "!", "\r", "。", line[:9]]) for line in lines]
     longest = 30 + 1
     texts = [
-        make(tokenizer, beam=2, max_extra=0, max_input=30, batch_tokens=sentences * longest * 2).translate(some)
+        make(
+            tokenizer, beam=2, max_length_offset=0, max_source_tokens=30, batch_tokens=sentences * longest * 2
+        ).translate(some)
         for sentences, some in ((64, lines), (7, lines[:500]), (1, lines[:500]))
     ]
     assert [len(text) for text in texts] == [10_000, 500, 500]
@@ -223,7 +225,7 @@ def test_a_stream_answers_a_line_before_the_next_one_comes(tokenizer):
 @pytest.mark.parametrize(("direction", "lines", "joint"), [(("en", "zh"), ENGLISH, ""), (("zh", "en"), CHINESE, " ")])
 def test_a_line_that_is_too_long_is_its_sentences_joined(tokenizer, caplog, direction, lines, joint):
     whole = " ".join(lines) if direction[0] == "en" else "".join(lines)
-    translator = make(tokenizer, direction=direction, max_input=len(tokenizer.encode([whole])[0]) - 1)
+    translator = make(tokenizer, direction=direction, max_source_tokens=len(tokenizer.encode([whole])[0]) - 1)
     counts = Counts()
     with caplog.at_level(logging.WARNING):
         found = [best.text for best, *_ in translator.stream([lines[0], whole], counts=counts)]
@@ -235,7 +237,7 @@ def test_a_line_that_is_too_long_is_its_sentences_joined(tokenizer, caplog, dire
 
 
 def test_no_part_is_longer_than_the_model_takes(tokenizer):
-    translator = make(tokenizer, model={"position": "learned", "max_positions": 24}, max_extra=50, beam=2)
+    translator = make(tokenizer, model={"position": "learned", "max_positions": 24}, max_length_offset=50, beam=2)
     texts = translator.translate(["好" * 500, "x, " * 200, "word " * 300])  # a longer one would have no position
     assert len(texts) == 3
 
@@ -244,7 +246,7 @@ def test_no_part_is_longer_than_the_model_takes(tokenizer):
 
 
 def test_n_best_lists_are_sorted_and_begin_with_the_translation(tokenizer):
-    translator = make(tokenizer, beam=4, max_extra=8)
+    translator = make(tokenizer, beam=4, max_length_offset=8)
     for line, results in zip(ENGLISH, translator.translate_nbest(ENGLISH, Options(n_best=3)), strict=True):
         assert 1 <= len(results) <= 3
         assert [one.score for one in results] == sorted((one.score for one in results), reverse=True)
@@ -320,7 +322,7 @@ def test_a_line_end_that_the_model_spells_makes_no_new_line(tokenizer):
 
 
 def test_empty_repeated_and_cut_translations_are_counted_and_told(tokenizer):
-    translator = make(tokenizer, max_extra=40, tied=True)
+    translator = make(tokenizer, max_length_offset=40, tied=True)
     at = tokenizer.encode(["猫"])[0][0]
     with torch.no_grad():
         translator.model.embedding.weight[at] *= 50  # says this piece without end
@@ -390,7 +392,7 @@ class WithoutCache:
     "model",
     [
         {},
-        {"norm": "pre", "norm_kind": "rms", "activation": "swiglu", "position": "rope", "kv_heads": 2},
+        {"norm_order": "pre", "norm_type": "rms", "activation": "swiglu", "position": "rope", "kv_heads": 2},
         {"position": "learned", "max_positions": 64, "decoder_layers": 3},
     ],
     ids=["paper", "modern", "learned"],
@@ -511,7 +513,9 @@ def run(tokenizer, tmp_path):
     """A run folder as a training leaves it."""
     translator = make(tokenizer, dtype=torch.float32, tied=True)
     config = Config(
-        model=translator.model.config, translate=TranslateConfig(max_extra=4), data=DataConfig(src="en", tgt="zh")
+        model=translator.model.config,
+        translate=TranslateConfig(max_length_offset=4),
+        data=DataConfig(src="en", tgt="zh"),
     )
     (tmp_path / "tokenizer").mkdir()
     (tmp_path / "tokenizer" / "joint.model").write_bytes(tokenizer._processor.serialized_model_proto())
@@ -547,7 +551,9 @@ def test_half_precision_scores_nearly_as_float32_does(run, precision):
 
 
 @pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("shape", [{}, {"position": "rope", "kv_heads": 2}, {"position": "learned"}, {"norm": "pre"}])
+@pytest.mark.parametrize(
+    "shape", [{}, {"position": "rope", "kv_heads": 2}, {"position": "learned"}, {"norm_order": "pre"}]
+)
 def test_a_decoder_in_half_precision_follows_the_one_in_float32(tokenizer, precision, shape):
     exact, half = (make(tokenizer, dtype=torch.float32, model=shape, tied=True).model for _ in range(2))
     for weight in half.parameters():

@@ -80,7 +80,7 @@ def test_the_first_sentences_of_the_dev_set_are_translated_without_dropout_and_s
 ):
     asked = []
     monkeypatch.setattr(validation, "bleu", lambda *texts: asked.append(texts) or SimpleNamespace(value=12.5))
-    trainer = trainer_with(weights_by_age[1], "model.dropout=0.5", "translate.beam=3", "translate.max_extra=1")
+    trainer = trainer_with(weights_by_age[1], "model.dropout=0.5", "translate.beam=3", "translate.max_length_offset=1")
     trainer.model.train()
     score, hyps = translate_dev(trainer, dev, sentences)
     assert trainer.model.training
@@ -139,9 +139,9 @@ def measured(monkeypatch):
     ("changes", "losses", "score", "expected"),
     [
         ((), (3.0, 2.0), 12.0, 12.0),
-        (("optim.stop_on=loss",), (3.0, 2.0), 12.0, -3.0),
+        (("train.early_stop_metric=loss",), (3.0, 2.0), 12.0, -3.0),
         (("train.validate_sentences=0",), (3.0, 2.0), 12.0, -3.0),
-        (("train.validate_sentences=0", "optim.stop_on=loss"), (3.0, 2.0), 12.0, -3.0),
+        (("train.validate_sentences=0", "train.early_stop_metric=loss"), (3.0, 2.0), 12.0, -3.0),
     ],
 )
 def test_the_score_is_bleu_or_minus_the_loss(dev, weights_by_age, measured, changes, losses, score, expected):
@@ -210,7 +210,7 @@ def close(one, two):
         ((), 1, "best (step 20)"),
     ],
 )
-@pytest.mark.parametrize("change", ["optim.stop_on=loss", "train.validate_sentences=0"])
+@pytest.mark.parametrize("change", ["train.early_stop_metric=loss", "train.validate_sentences=0"])
 def test_the_final_model_has_the_lower_loss_on_the_dev_set(dev, weights_by_age, tmp_path, steps, best, made_of, change):
     run, notes = saved(tmp_path, weights_by_age, steps, best), Notes()
     trainer = trainer_with(weights_by_age[1], change)

@@ -52,7 +52,7 @@ def poison(monkeypatch, value: float, steps) -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
 def test_an_update_without_a_finite_gradient_changes_nothing(paths, monkeypatch, value, precision):
-    trainer = Trainer.build(settings(f"optim.precision={precision}"), ALONE, (340, 340))
+    trainer = Trainer.build(settings(f"train.precision={precision}"), ALONE, (340, 340))
     train_step(trainer, prepare(trainer, data_of(paths), np.arange(20)), 1)
     before = digest(trainer)
     loss_of = step.label_smoothed_loss
@@ -67,7 +67,7 @@ def test_an_update_without_a_finite_gradient_changes_nothing(paths, monkeypatch,
 
 def test_skipped_updates_are_counted_and_the_training_ends_well(paths, tmp_path, monkeypatch, caplog):
     poison(monkeypatch, float("nan"), {3, 4, 11})
-    train_model(settings("train.log_every=1"), at(paths, tmp_path / "run"), ALONE)
+    train_model(settings("runtime.log_every=1"), at(paths, tmp_path / "run"), ALONE)
     assert state(tmp_path / "run")["skipped"] == 3
     assert [row["skipped"] for row in metrics(tmp_path / "run")][-1] == 3
     assert all(tensor.isfinite().all() for tensor in final(tmp_path / "run").values())
@@ -78,7 +78,7 @@ def test_skipped_updates_are_counted_and_the_training_ends_well(paths, tmp_path,
 
 
 def test_ten_in_a_row_end_the_training_and_keep_the_last_good_checkpoint(paths, tmp_path, monkeypatch):
-    train_model(settings("optim.max_steps=5"), at(paths, tmp_path / "good"), ALONE)
+    train_model(settings("train.max_steps=5"), at(paths, tmp_path / "good"), ALONE)
     poison(monkeypatch, float("inf"), range(6, 100))
     with pytest.raises(NmtError, match=r"steps 6 to 15: .* lines [\d, ]+.* of the clean training text") as ended:
         train_model(settings(), at(paths, tmp_path / "run"), ALONE)
@@ -161,10 +161,10 @@ def test_ten_in_a_row_of_a_gpu_end_all_processes_at_the_same_step_whenever_each_
 
 
 def test_the_scale_of_float16_is_kept_in_the_checkpoint(paths, tmp_path):
-    config = settings("optim.precision=float16", "optim.max_steps=12")
+    config = settings("train.precision=float16", "train.max_steps=12")
     train_model(config, at(paths, tmp_path / "whole"), ALONE)
     cut = at(paths, tmp_path / "cut")
-    train_model(settings("optim.precision=float16", "optim.max_steps=7"), cut, ALONE)
+    train_model(settings("train.precision=float16", "train.max_steps=7"), cut, ALONE)
     saved = checkpoint.load(checkpoint.newest(cut.run))[1]
     assert (saved["loss_scale"], saved["scale_steps"]) == (65536.0, 7)
     train_model(config, cut, ALONE)
@@ -209,7 +209,13 @@ def test_what_does_not_fit_is_told_before_the_first_step_with_what_to_lower(path
     small_memory(monkeypatch, 20)
     with pytest.raises(OutOfMemory) as told:
         train_model(settings(), at(paths, tmp_path / "run"), ALONE)
-    for words in ("a micro-batch of", "token slots", "longest pair has", "line ", "Lower train.device_tokens (now 40"):
+    for words in (
+        "a micro-batch of",
+        "token slots",
+        "longest pair has",
+        "line ",
+        "Lower runtime.device_tokens (now 40",
+    ):
         assert words in str(told.value)
     assert checkpoint.saved_steps(tmp_path / "run") == []
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
@@ -231,18 +237,18 @@ def test_auto_finds_the_largest_limit_that_fits_and_goes_on_with_it(paths, tmp_p
         patch.setattr(loop, "choose_final", lambda *_: None)
         run = at(paths, tmp_path / "run")
         with caplog.at_level(logging.INFO):
-            train_model(settings("train.device_tokens=auto", "optim.max_steps=6"), run, ALONE)
+            train_model(settings("runtime.device_tokens=auto", "train.max_steps=6"), run, ALONE)
     found = state(run.run)["device_tokens"]
     assert 60 <= found <= 90
-    assert f"train.device_tokens is {found}" in caplog.text
-    train_model(settings("train.device_tokens=auto"), run, ALONE)  # There would be room for all now.
+    assert f"runtime.device_tokens is {found}" in caplog.text
+    train_model(settings("runtime.device_tokens=auto"), run, ALONE)  # There would be room for all now.
     assert state(run.run)["device_tokens"] == found
-    train_model(settings(f"train.device_tokens={found}"), at(paths, tmp_path / "told"), ALONE)
+    train_model(settings(f"runtime.device_tokens={found}"), at(paths, tmp_path / "told"), ALONE)
     assert equal(weights(run.run), weights(tmp_path / "told"))
     with monkeypatch.context() as patch:
         small_memory(patch, 1)
         with pytest.raises(OutOfMemory):
-            train_model(settings("train.device_tokens=auto"), at(paths, tmp_path / "none"), ALONE)
+            train_model(settings("runtime.device_tokens=auto"), at(paths, tmp_path / "none"), ALONE)
 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])
@@ -267,7 +273,7 @@ def test_what_a_failed_attempt_computed_is_gone_before_the_next_one(paths, monke
         return keep(loss), nll
 
     as_on_a_gpu(monkeypatch)
-    trainer = Trainer.build(settings("train.device_tokens=auto"), ALONE, (340, 340))
+    trainer = Trainer.build(settings("runtime.device_tokens=auto"), ALONE, (340, 340))
     moments = 2 * len(list(trainer.model.parameters()))  # Those of the attempt that begins.
     monkeypatch.setattr(step.TrainingModel, "forward", limited)
     monkeypatch.setattr(torch, "empty_like", lambda like, **more: keep(empty_like(like, **more)))
@@ -351,8 +357,8 @@ training.train_step = looking
 
 @pytest.mark.slow
 def test_a_long_training_leaks_nothing(paths, tmp_path):
-    changes = ("optim.max_steps=20000", "optim.batch_tokens=30", "model.d_model=8", "model.d_ff=8", "bpe.dropout=0.1")
-    looking = ("train.log_every=100", "train.save_every=500", "train.validate_every=1000")
+    changes = ("train.max_steps=20000", "train.batch_tokens=30", "model.d_model=8", "model.d_ff=8", "bpe.dropout=0.1")
+    looking = ("runtime.log_every=100", "train.save_every=500", "train.validate_every=1000")
     command = worker(settings(*changes, *looking), at(paths, tmp_path / "run"), LOOKING)
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=3000)
     assert done.returncode == 0, done.stderr[-2000:]

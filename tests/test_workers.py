@@ -81,7 +81,7 @@ WISHES = {
 @pytest.mark.parametrize("wish", WISHES.values(), ids=WISHES)
 def test_two_processes_give_what_one_gives(tokenizer, two, started, monkeypatch, wish):  # noqa: F811
     lines = [*words(38), "", "one. Two! Three? " * 8, *ENGLISH]
-    translator = make(tokenizer, dtype=torch.float32, max_input=30, beam=3, batch_tokens=200)
+    translator = make(tokenizer, dtype=torch.float32, max_source_tokens=30, beam=3, batch_tokens=200)
 
     def told():
         counts, done = Counts(), []

@@ -30,9 +30,15 @@ ALONE = World(0, 1, torch.device("cpu"))
 STEPS = 24
 SETTINGS = [
     *("model.layers=1", "model.d_model=16", "model.d_ff=32", "model.heads=2", "model.dropout=0.2"),
-    *("bpe.vocab_size=340", "optim.batch_tokens=150", f"optim.max_steps={STEPS}", "optim.warmup_steps=10"),
-    *("train.device_tokens=40", "train.validate_every=12", "train.save_every=5", "train.log_every=4", "train.keep=3"),
-    *("train.validate_sentences=3", "translate.max_extra=3"),
+    *("bpe.vocab_size=340", "train.batch_tokens=150", f"train.max_steps={STEPS}", "optim.warmup_steps=10"),
+    *(
+        "runtime.device_tokens=40",
+        "train.validate_every=12",
+        "train.save_every=5",
+        "runtime.log_every=4",
+        "train.keep_checkpoints=3",
+    ),
+    *("train.validate_sentences=3", "translate.max_length_offset=3"),
 ]
 
 
@@ -60,7 +66,7 @@ def make_corpus(root: Path) -> TrainPaths:
         leaks(root, normaliser, pool)  # It also writes the keys of the training text.
     for name in ("bpe", "encode"):
         (root / name).mkdir()
-    train_bpe(root, BpeConfig(vocab_size=340, coverage=1.0), ("en", "zh"), root / "bpe")
+    train_bpe(root, BpeConfig(vocab_size=340, character_coverage=1.0), ("en", "zh"), root / "bpe")
     encode_corpus(root, root / "bpe", EncodeConfig(), ("en", "zh"), root / "encode")
     return TrainPaths(clean=root, bpe=root / "bpe", encode=root / "encode", run=root / "run")
 

@@ -102,7 +102,7 @@ def train(
             raise ConfigError(f"several processes can't make the data; make it first: {line}")
         engine.act(made.train, stamps=is_main())
         return
-    trainer = _trainer(processes or processes_for(device, loaded.optim.batch_tokens), **options)
+    trainer = _trainer(processes or processes_for(device, loaded.train.batch_tokens), **options)
     build = partial(stages.build_stages, loaded, name, device=device, trainer=trainer)
     if fresh or init_from:  # The stage doesn't know what weights it would begin with; the training does.
         engine.act(engine.run(build, "encode").train)
@@ -128,7 +128,7 @@ def run(
     if _launched():
         line = shlex.join(["nmt", "run", *_again(config, changes, name), "--processes", os.environ["WORLD_SIZE"]])
         raise ConfigError(f"nmt run is one process, which starts others for the training alone: {line}")
-    trainer = _trainer(processes or processes_for(device, loaded.optim.batch_tokens), device=device)
+    trainer = _trainer(processes or processes_for(device, loaded.train.batch_tokens), device=device)
     made = engine.run(partial(stages.build_stages, loaded, name, device=device, trainer=trainer), upto)
     if upto in (None, "eval"):
         from nmt.evaluation.test_set import score_lines

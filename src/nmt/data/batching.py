@@ -1,8 +1,8 @@
 """From lengths to updates, from an update to micro-batches, from micro-batches to each process's share.
 
-Pure functions of numbers. What an update holds depends on the lengths, `optim.batch_tokens`, `optim.length_buckets`,
-the seed and the epoch alone; `train.device_tokens`, the kind of device and the number of processes only cut it. So one
-YAML file is one experiment anywhere.
+Pure functions of numbers. What an update holds depends on the lengths, `train.batch_tokens`, `train.length_buckets`,
+the seed and the epoch alone; `runtime.device_tokens`, the kind of device and the number of processes only cut it. So
+one YAML file is one experiment anywhere.
 """
 
 import itertools

@@ -250,7 +250,7 @@ def train_bpe(clean: Path, settings: BpeConfig, languages: tuple[str, str], out:
     """
     train = {language: read_lines(clean / f"train.{language}") for language in languages}
     dev = {language: read_lines(clean / f"dev.{language}") for language in languages}
-    names = {"joint": languages} if settings.joint else {language: (language,) for language in languages}
+    names = {"joint": languages} if settings.shared_vocab else {language: (language,) for language in languages}
     out.mkdir(parents=True, exist_ok=True)
     tokenizers: dict[str, Tokenizer] = {}
     # Each line is read once to learn from, unless the model exists, and once to check.
@@ -380,7 +380,7 @@ def _learn(lines: Sequence[str], settings: BpeConfig, bar: "tqdm[Any]") -> bytes
     if fewest:
         raise ConfigError(
             f"bpe.vocab_size is {settings.vocab_size}, but the characters of this corpus alone need {fewest:,} pieces "
-            f"at bpe.coverage {settings.coverage}; give at least {fewest:,}, or a lower coverage."
+            f"at bpe.character_coverage {settings.character_coverage}; give at least {fewest:,}, or a lower coverage."
         ) from cause
     if most:
         try:
@@ -417,7 +417,7 @@ def _attempt(lines: Iterable[str], settings: BpeConfig, vocab_size: int) -> byte
         model_writer=model,
         model_type="bpe",
         vocab_size=vocab_size,
-        character_coverage=settings.coverage,
+        character_coverage=settings.character_coverage,
         byte_fallback=True,
         user_defined_symbols=list(settings.user_symbols),
         normalization_rule_name="identity",

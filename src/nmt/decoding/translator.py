@@ -61,7 +61,7 @@ class Options:
     seed: int = 1
     """Chance depends on this, the number of the line and nothing else."""
     max_length: int = 0
-    """Tokens of the longest translation; 0 leaves it to translate.max_extra."""
+    """Tokens of the longest translation; 0 leaves it to translate.max_length_offset."""
 
     def __post_init__(self) -> None:
         problems = {
@@ -187,7 +187,7 @@ class Translator:
         self.joint = "" if normaliser.han[self.tgt] else " "
         # One position is for bos or eos.
         self.most = config.model.max_positions - 1 if config.model.position == "learned" else sys.maxsize
-        self.most_input = min(self.settings.max_input, self.most)
+        self.most_input = min(self.settings.max_source_tokens, self.most)
 
     @classmethod
     def load(cls, run: str | Path, settings: TranslateConfig | None = None, *, device: str = "auto") -> "Translator":
@@ -272,7 +272,7 @@ class Translator:
             if len(row) > self.most_input:
                 raise DataError(
                     f"the {what} in line {number} has {len(row):,} tokens, more than {self.most_input:,}; shorten it"
-                    + ("." if self.most_input == self.most else ", or set translate.max_input higher.")
+                    + ("." if self.most_input == self.most else ", or set translate.max_source_tokens higher.")
                 )
 
     def _parts(self, lines: Sequence[str], begins: Sequence[list[int]], first: int) -> list[_Part]:
@@ -285,8 +285,8 @@ class Translator:
                 cuts = cut_to_fit(text, self._sizes, self.most_input)
                 pieces = self.src_tokenizer.encode([cut.strip() for cut in cuts if cut.strip()])
                 log.warning(
-                    f"translate: line {first + number + 1} has {len(ids):,} tokens, more than translate.max_input "
-                    f"({self.most_input:,}); it is translated in {len(pieces):,} parts"
+                    f"translate: line {first + number + 1} has {len(ids):,} tokens, more than "
+                    f"translate.max_source_tokens ({self.most_input:,}); it is translated in {len(pieces):,} parts"
                 )
             for place, piece in enumerate(pieces):
                 # A character alone may be more bytes than a model has positions.
@@ -335,7 +335,7 @@ class Translator:
     @torch.no_grad()
     def _search_together(self, parts: Sequence[_Part], options: Options) -> list[list[Hypothesis]]:
         src_BS = self._padded([part.src for part in parts])
-        limits = [min(len(part.src) - 1 + self.settings.max_extra, self.most) for part in parts]
+        limits = [min(len(part.src) - 1 + self.settings.max_length_offset, self.most) for part in parts]
         if options.max_length:
             limits = [min(limit, options.max_length) for limit in limits]
         prefixes = [part.prefix for part in parts] if any(part.prefix for part in parts) else None
@@ -352,7 +352,7 @@ class Translator:
             beam=beam,
             alpha=self.settings.alpha,
             length_penalty=self.settings.length_penalty,
-            patience=self.settings.patience,
+            patience=self.settings.beam_patience,
             n_best=options.n_best,
             prefixes=prefixes,
             device=self.device,

@@ -23,16 +23,17 @@ from nmt.runs.run_dir import RunDir
 STEPS, SAVE_EVERY = 48, 8
 TINY = (
     "model.layers=1", "model.decoder_layers=0", "model.d_model=32", "model.d_ff=64", "model.heads=2",
-    "model.kv_heads=0", "optim.batch_tokens=600", "optim.schedule=inverse_sqrt", "optim.learning_rate=1e-2",
-    "optim.lr_factor=1", "optim.warmup_steps=8", "optim.patience=0", f"optim.max_steps={STEPS}",
-    "train.device_tokens=250", "train.validate_every=1000000", "train.validate_sentences=0",
-    f"train.save_every={SAVE_EVERY}", "train.log_every=1", f"train.keep={STEPS // SAVE_EVERY}", "train.compile=false",
+    "model.kv_heads=0", "train.batch_tokens=600", "optim.schedule=inverse_sqrt", "optim.learning_rate=1e-2",
+    "optim.lr_factor=1", "optim.warmup_steps=8", "train.early_stop_patience=0", f"train.max_steps={STEPS}",
+    "train.validate_every=1000000", "train.validate_sentences=0", f"train.save_every={SAVE_EVERY}",
+    f"train.keep_checkpoints={STEPS // SAVE_EVERY}",
+    "runtime.device_tokens=250", "runtime.log_every=1", "runtime.compile=false",
 )  # fmt: skip
 """What makes any recipe's training a tiny one. An update is several micro-batches, and no checkpoint is removed."""
 
 COMPARABLE = (
     "model.dropout=0", "model.attention_dropout=0", "model.activation_dropout=0", "bpe.dropout=0",
-    "optim.precision=float32", "optim.max_steps=24", "train.save_every=24",
+    "train.precision=float32", "train.max_steps=24", "train.save_every=24",
 )  # fmt: skip
 """Dropout's masks and rounding to bfloat16 go by how an update is cut, which depends on the number of processes."""
 

@@ -42,14 +42,14 @@ ASSUMED = Gpu(80 * 2**30, bfloat16=True)
 
 
 def precision(setting: Precision, gpu: Gpu | None) -> Precision:
-    """`optim.precision` on a device: bfloat16 on a GPU that multiplies it; float32 elsewhere, on every CPU."""
+    """`train.precision` on a device: bfloat16 on a GPU that multiplies it; float32 elsewhere, on every CPU."""
     if setting != "auto":
         return setting
     return "bfloat16" if gpu is not None and gpu.bfloat16 else "float32"
 
 
 def device_tokens(setting: int | Auto, batch_tokens: int, processes: int, gpu: Gpu | None) -> int:
-    """`train.device_tokens` on a device: on a GPU all that a process has of an update, which is tried for its memory.
+    """`runtime.device_tokens` on a device: on a GPU all that a process has of an update, which is tried for its memory.
 
     Elsewhere a fixed number; nothing is tried there, since a system short of memory ends a process without asking.
     """
@@ -69,7 +69,7 @@ def translate_tokens(translate: TranslateConfig, model: ModelConfig, size: int, 
         return translate.batch_tokens
     if gpu is None:
         return CPU_TRANSLATE_TOKENS
-    room = 1 << max(4, (TYPICAL + translate.max_extra - 1).bit_length())
+    room = 1 << max(4, (TYPICAL + translate.max_length_offset - 1).bit_length())
     a_token = 2 * (model.kv_heads or model.heads) * model.d_model // model.heads * size
     a_row = 1.5 * (model.decoder_layers or model.layers) * room * a_token
     fits = int(TYPICAL * gpu.memory / 4 / a_row)
@@ -79,11 +79,13 @@ def translate_tokens(translate: TranslateConfig, model: ModelConfig, size: int, 
 def for_training(config: Config, gpu: Gpu | None) -> Config:
     """The settings of a training with what `auto` means on its device in place of the word.
 
-    `train.device_tokens` stays `auto` on a GPU alone, where it is found by trying.
+    `runtime.device_tokens` stays `auto` on a GPU alone, where it is found by trying.
     """
-    tokens = config.train.device_tokens
+    tokens = config.runtime.device_tokens
     return replace(
         config,
-        optim=replace(config.optim, precision=precision(config.optim.precision, gpu)),
-        train=replace(config.train, device_tokens=CPU_DEVICE_TOKENS if tokens == "auto" and gpu is None else tokens),
+        train=replace(config.train, precision=precision(config.train.precision, gpu)),
+        runtime=replace(
+            config.runtime, device_tokens=CPU_DEVICE_TOKENS if tokens == "auto" and gpu is None else tokens
+        ),
     )

@@ -39,11 +39,11 @@ def parameters(model: ModelConfig, tgt_vocab: int, src_vocab: int | None = None)
     """Weights by part. One embedding serves both languages and the output, unless the source has its own."""
     width, inner = model.d_model, model.d_ff
     kv_width = (model.kv_heads or model.heads) * width // model.heads
-    norm = width * (2 if model.norm_kind == "layer" else 1)
+    norm = width * (2 if model.norm_type == "layer" else 1)
     attention = 2 * (width * width + width) + 2 * (width * kv_width + kv_width)
     gates = 2 if model.activation == "swiglu" else 1
     feed_forward = gates * (width * inner + inner) + inner * width + width
-    final_norm = norm if model.norm == "pre" else 0
+    final_norm = norm if model.norm_order == "pre" else 0
     decoder_layers = model.decoder_layers or model.layers
     return {
         "embedding": (tgt_vocab + (src_vocab or 0)) * width,

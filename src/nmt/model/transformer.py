@@ -164,7 +164,7 @@ class FeedForward(nn.Module):
 
 def make_norm(config: ModelConfig) -> nn.Module:
     """LayerNorm or RMSNorm over the model width."""
-    kind = nn.LayerNorm if config.norm_kind == "layer" else nn.RMSNorm
+    kind = nn.LayerNorm if config.norm_type == "layer" else nn.RMSNorm
     return kind(config.d_model, eps=config.norm_eps)
 
 
@@ -173,7 +173,7 @@ class SublayerConnection(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.pre = config.norm == "pre"
+        self.pre = config.norm_order == "pre"
         self.norm = make_norm(config)
         self.dropout = Dropout(config.dropout)
 
@@ -255,7 +255,7 @@ class Transformer(nn.Module):
         self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.layers))
         self.decoder_layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers or config.layers))
         # A pre-norm stack ends in a sum that nothing has normalised; a post-norm stack ends in a norm already.
-        final = make_norm if config.norm == "pre" else lambda _: nn.Identity()
+        final = make_norm if config.norm_order == "pre" else lambda _: nn.Identity()
         self.encoder_norm, self.decoder_norm = final(config), final(config)
         self.dropout = Dropout(config.dropout)
         self.apply(init_weights)

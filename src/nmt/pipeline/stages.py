@@ -72,7 +72,7 @@ def build_stages(
     }
     train_text, dev_text, test_text = ([f"{split}.{lang}" for lang in languages] for split in ("train", "dev", "test"))
     here = partial(train_here, device=device)
-    models = ["joint.model"] if config.bpe.joint else [f"{lang}.model" for lang in languages]
+    models = ["joint.model"] if config.bpe.shared_vocab else [f"{lang}.model" for lang in languages]
 
     with cached_hashes(DATA / ".hashes.json") as content_hash:
         make = partial(make_stage, content_hash=content_hash)
@@ -208,7 +208,7 @@ def train_here(
         from nmt.distributed.world import init_distributed
         from nmt.training.loop import train_model
 
-        with init_distributed(device, config.train.timeout) as world:
+        with init_distributed(device, config.runtime.collective_timeout) as world:
             train_model(config, paths, world, fresh=fresh, init_from=init_from)
 
 

@@ -47,7 +47,7 @@ def training_reads(config: Config, paths: TrainPaths) -> dict[str, Path]:
 
     `meta.json` stands for all encoded data: it has the SHA-256 of each file, which is checked when that is opened.
     """
-    models = ["joint.model"] if config.bpe.joint else [f"{lang}.model" for lang in config.clean.columns]
+    models = ["joint.model"] if config.bpe.shared_vocab else [f"{lang}.model" for lang in config.clean.columns]
     splits = ("dev", "train") if config.bpe.dropout else ("dev",)
     text = [f"{split}.{lang}" for split in splits for lang in config.clean.columns]
     return {
@@ -95,9 +95,9 @@ def conflicts(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """
     settings = before["settings"]
     if now["settings"]["optim"]["schedule"] != "cosine":
-        settings = settings | {"optim": settings["optim"] | {"max_steps": now["settings"]["optim"]["max_steps"]}}
-    if now["settings"]["optim"]["precision"] == "auto":  # What the run began with is what it means here.
-        settings = settings | {"optim": settings["optim"] | {"precision": "auto"}}
+        settings = settings | {"train": settings["train"] | {"max_steps": now["settings"]["train"]["max_steps"]}}
+    if now["settings"]["train"]["precision"] == "auto":  # What the run began with is what it means here.
+        settings = settings | {"train": settings["train"] | {"precision": "auto"}}
     found = what_changed(before | {"settings": settings}, now)
     if "init_from" in now and before.get("init_from", {}).get("manifest") != now["init_from"]["manifest"]:
         found.append("it did not begin with the weights that --init-from names")
@@ -130,14 +130,14 @@ def trained_precision(run: Path) -> Precision | None:
     """The precision that a run began with, which `auto` means for the rest of it; None if it has not begun."""
     if not RunDir(run).identity_file.exists():
         return None
-    found: Precision = read_identity(run)["settings"].get("optim", {}).get("precision", "auto")
+    found: Precision = read_identity(run)["settings"].get("train", {}).get("precision", "auto")
     return found
 
 
 def as_trained(config: Config, run: Path) -> Config:
     """The settings of a run with the precision that `auto` became when it began, if that is known."""
-    before = trained_precision(run) if config.optim.precision == "auto" else None
-    return replace(config, optim=replace(config.optim, precision=before)) if before else config
+    before = trained_precision(run) if config.train.precision == "auto" else None
+    return replace(config, train=replace(config.train, precision=before)) if before else config
 
 
 def check_as_trained(run: Path, config: Config, vocabularies: Mapping[str, str]) -> None:

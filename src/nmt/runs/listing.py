@@ -20,7 +20,7 @@ def describe_run(run: RunDir) -> dict[str, Any]:
     vocab = [sum(1 for _ in path.open("rb")) for path in run.tokenizer_files() if path.suffix == ".vocab"]
     sizes = dict(zip(config.clean.columns, vocab * 2 if len(vocab) == 1 else vocab, strict=False))
     weights = parameters(
-        config.model, sizes.get(config.data.tgt, 0), None if config.bpe.joint else sizes.get(config.data.src, 0)
+        config.model, sizes.get(config.data.tgt, 0), None if config.bpe.shared_vocab else sizes.get(config.data.src, 0)
     )
     scores = read_json(run.scores_file).get("scores")
     final = run.final_state()
@@ -29,7 +29,7 @@ def describe_run(run: RunDir) -> dict[str, Any]:
         "recipe": config.recipe,
         "corpus": config.data.corpus,
         "direction": config.direction,
-        "precision": as_trained(config, run).optim.precision,
+        "precision": as_trained(config, run).train.precision,
         "state": status.get("state", "unknown"),
         "step": status.get("step"),
         "best_dev_score": status.get("best_score"),

@@ -52,7 +52,7 @@ def open_run(
                     path.unlink(missing_ok=True)
         if run.identity_file.exists():
             before = read_identity(run)
-            _check_resumable(run, conflicts(before, now), config.optim.max_steps)
+            _check_resumable(run, conflicts(before, now), config.train.max_steps)
             now = {**now, **{key: before[key] for key in ("init_from",) if key in before}}
             for line in differences(read_json(run.numerics_file), numerics):
                 log.info("train: resuming with other numerics: %s", line)
@@ -79,7 +79,7 @@ def _check_initial(config: Config, run: Path, init_from: Path) -> None:
         raise ConfigError(f"--init-from names {run} itself; give the new run a --name of its own.")
     earlier = read_config(init_from)
     found = differences(_model_of(earlier), _model_of(config))
-    if not config.bpe.joint and earlier.data.src != config.data.src:
+    if not config.bpe.shared_vocab and earlier.data.src != config.data.src:
         found.append(f"data.src: {earlier.data.src} -> {config.data.src} (each language has its own vocabulary)")
     if found:
         raise ConfigError(f"--init-from: {init_from} has another model:", *(f"  {line}" for line in found))
@@ -94,14 +94,14 @@ def _model_of(config: Config) -> dict[str, Any]:
     }
     if config.model.position != "learned":
         del model["max_positions"]
-    return {"model": model, "bpe": {"joint": config.bpe.joint}}
+    return {"model": model, "bpe": {"shared_vocab": config.bpe.shared_vocab}}
 
 
 def _check_resumable(run: RunDir, conflicts: list[str], max_steps: int) -> None:
     """Raise ConfigError if something decides that a training cannot go on in `run`."""
     taken = run.status().get("step", 0)
     if not conflicts and isinstance(taken, int) and taken > max_steps:
-        conflicts = [f"it has taken {taken:,} steps already, and optim.max_steps is {max_steps:,}"]
+        conflicts = [f"it has taken {taken:,} steps already, and train.max_steps is {max_steps:,}"]
     if conflicts:
         raise ConfigError(
             f"{run} was trained with other settings or data:",

@@ -180,6 +180,12 @@ def read_config(run: Path) -> Config:
         return from_dict(json.loads(RunDir(run).config_file.read_bytes()))
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{run} is no run folder: its config.json cannot be read ({error}).") from error
+    except ConfigError as error:
+        more = f" And {len(error.problems) - 1} more" if len(error.problems) > 1 else ""
+        raise CheckpointError(
+            f"{RunDir(run).config_file} was written by another version of nmt ({error.problems[0]}{more}). Use that "
+            "version, which provenance.json names, or train again with nmt train --fresh."
+        ) from error
 
 
 def newest_run() -> RunDir:

@@ -91,7 +91,7 @@ def _on_dev(config: Config, run: RunDir, device: str) -> tuple[Trainer, DevSet]:
             "compared with its final model. nmt run makes the data again; --force replaces without a comparison, "
             "-o FOLDER puts the average elsewhere."
         )
-    config = as_trained(replace(config, train=replace(config.train, compile=False)), run)
+    config = as_trained(replace(config, runtime=replace(config.runtime, compile=False)), run)
     tokenizers = load_tokenizers(paths.bpe, config.data.src, config.data.tgt)
     sizes = (len(tokenizers[0]), len(tokenizers[1]))
     trainer = Trainer.build(config, World(0, 1, choose_device(device)), sizes)

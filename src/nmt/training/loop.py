@@ -60,19 +60,22 @@ def train_model(
     try:
         given, config = config, settle(config, paths.run, world, fresh=fresh)
         if world.is_main:
-            warn_of_slow("optim.precision", config.optim.precision, world.device)
+            warn_of_slow("train.precision", config.train.precision, world.device)
         with world.all_or_none():
             if world.is_main:
                 checkpoint.recover(paths.run)
                 open_run(config, paths, numerics(config, world), fresh=fresh, init_from=init_from, given=given)
                 if init_from is not None:
                     warn_of_overlap(paths.run, paths.clean, (config.data.src, config.data.tgt))
-        require_shared(paths.run, world, config.train.timeout)
+        require_shared(paths.run, world, config.runtime.collective_timeout)
     except NmtError as error:
         report_failure(world, 0, error)
         raise
     begun = time.monotonic()
-    with GracefulShutdown(world) as stop, Heartbeat(paths.run.heartbeat, world, config.train.silence) as heartbeat:
+    with (
+        GracefulShutdown(world) as stop,
+        Heartbeat(paths.run.heartbeat, world, config.runtime.heartbeat_timeout) as heartbeat,
+    ):
         try:
             with world.all_or_none():
                 data, dev = open_data(config, paths, world)
@@ -81,7 +84,7 @@ def train_model(
             trainer = Trainer.build(config, world, sizes, heartbeat)
             progress = resume(trainer, paths.run, init_from)
             if world.is_main and progress.step:  # A process that was killed may have left more than are averaged.
-                checkpoint.prune(paths.run, config.train.keep, config.train.save_every, progress.step)
+                checkpoint.prune(paths.run, config.train.keep_checkpoints, config.train.save_every, progress.step)
             if not should_stop(config, progress):
                 if world.is_main:
                     log.info("train: %s", header(trainer, data, paths.run))
@@ -89,7 +92,7 @@ def train_model(
             require_equal_state(trainer, progress)
             write_status(trainer, paths.run, "running", progress)
             with MetricsLogger(
-                paths.run, first_step=progress.step, last_step=config.optim.max_steps, writes=world.is_main
+                paths.run, first_step=progress.step, last_step=config.train.max_steps, writes=world.is_main
             ) as tracker:
                 progress = loop(trainer, paths, data, dev, progress, tracker, stop)
                 choose_final(trainer, paths.run, dev, progress, tracker)
@@ -105,14 +108,14 @@ def train_model(
 
 def header(trainer: Trainer, data: ParallelDataset, run: Path) -> str:
     """What is trained, on what and for how long, in one line; an epoch has as many updates as the first has."""
-    optim, world = trainer.config.optim, trainer.world
-    updates = count_updates(data.src.lengths, data.tgt.lengths, optim.batch_tokens, optim.length_buckets, optim.seed)
+    train, world = trainer.config.train, trainer.world
+    updates = count_updates(data.src.lengths, data.tgt.lengths, train.batch_tokens, train.length_buckets, train.seed)
     size = sum(parameter.numel() for parameter in trainer.model.parameters())
     gpu = f" ({torch.cuda.get_device_name(world.device)})" if world.device.type == "cuda" else ""
     return (
         f"{size / 1e6:.1f} M parameters, {world.size} process{'es' if world.size > 1 else ''} on "
-        f"{world.device.type}{gpu}, {optim.precision}, {optim.max_steps:,} updates of {optim.batch_tokens:,} tokens a "
-        f"side ({optim.max_steps / updates:,.{0 if optim.max_steps >= 10 * updates else 1}f} epochs of {updates:,} "
+        f"{world.device.type}{gpu}, {train.precision}, {train.max_steps:,} updates of {train.batch_tokens:,} tokens a "
+        f"side ({train.max_steps / updates:,.{0 if train.max_steps >= 10 * updates else 1}f} epochs of {updates:,} "
         f"updates), {run}"
     )
 
@@ -127,7 +130,7 @@ def open_data(config: Config, paths: TrainPaths, world: World) -> tuple[Parallel
 
 def fit_memory(trainer: Trainer, data: ParallelDataset, progress: Progress) -> tuple[Trainer, Progress]:
     """Rehearse the largest micro-batch; what `device_tokens: auto` has found once stays, for updates are cut by it."""
-    finds = trainer.config.train.device_tokens == "auto"
+    finds = trainer.config.runtime.device_tokens == "auto"
     if finds and progress.device_tokens:
         trainer = replace(trainer, device_tokens=progress.device_tokens)
     trainer = probe_memory(trainer, data)
@@ -144,8 +147,8 @@ def loop(
     stop: GracefulShutdown,
 ) -> Progress:
     """Step, log, validate and save until the training is over."""
-    train, run = trainer.config.train, paths.run
-    skips, meter = SkippedSteps(progress.skipped), Meter(trainer.world, trainer.config.optim.precision)
+    train, runtime, run = trainer.config.train, trainer.config.runtime, paths.run
+    skips, meter = SkippedSteps(progress.skipped), Meter(trainer.world, train.precision)
     trainer.model.train()
     planned = updates(trainer.config, paths, train_set, dev.tokenizers, progress)
     with stop.stepping(), Prefetch(prepared(trainer, planned), AHEAD) as coming, Saver(trainer, run) as saver:
@@ -156,11 +159,11 @@ def loop(
             stats = train_step(trainer, update, progress.step)
             meter.add(stats, coming.waited)
             tracker.advance()
-            last = progress.step >= trainer.config.optim.max_steps
+            last = progress.step >= train.max_steps
             skips.add(progress.step, stats.skipped, update.rows)
             saver.check()
             best = False
-            if progress.step % train.log_every == 0 or last:
+            if progress.step % runtime.log_every == 0 or last:
                 skips.settle()
                 tracker.log_scalars("train", progress.step, meter.report() | {"epoch": epoch, "skipped": skips.count})
             if progress.step % train.validate_every == 0 or last:
@@ -222,25 +225,25 @@ def plans(
 
     BPE-dropout cuts the text of each window anew, into a dataset of its own.
     """
-    dropout, optim = config.bpe.dropout, config.optim
+    dropout, train = config.bpe.dropout, config.train
     text = [Lines(paths.clean / f"train.{language}") for language in (config.data.src, config.data.tgt) if dropout]
     for epoch in itertools.count(progress.epoch):
-        for window, pairs in enumerate(windows(len(plain), optim.seed, epoch)):
+        for window, pairs in enumerate(windows(len(plain), train.seed, epoch)):
             if (epoch, window) < (progress.epoch, progress.window):
                 continue
-            data, seed = plain, (optim.seed, epoch, window + 1)
+            data, seed = plain, (train.seed, epoch, window + 1)
             if dropout:
                 src, tgt = (lines.take(plain.rows[pairs]) for lines in text)
                 cut_anew = (tokenizers, dropout, derive_seed(*seed) % 2**30, config.encode.max_tokens)
                 data, pairs = resample(plain, pairs, (src, tgt), *cut_anew), np.arange(len(pairs))
             lengths = data.src.lengths, data.tgt.lengths
-            yield data, plan_updates(pairs, *lengths, optim.batch_tokens, optim.length_buckets, seed), epoch, window
+            yield data, plan_updates(pairs, *lengths, train.batch_tokens, train.length_buckets, seed), epoch, window
 
 
 def should_stop(config: Config, progress: Progress) -> bool:
     """Whether the training has taken all its steps, or has not got better for as long as its patience."""
-    impatient = bool(config.optim.patience) and progress.bad_validations >= config.optim.patience
-    return progress.step >= config.optim.max_steps or impatient
+    impatient = bool(config.train.early_stop_patience) and progress.bad_validations >= config.train.early_stop_patience
+    return progress.step >= config.train.max_steps or impatient
 
 
 class Meter:
@@ -324,7 +327,7 @@ def is_finished(config: Config, paths: TrainPaths, init_from: Path | None) -> bo
         state, progress = status.pop("state"), Progress(**status)
     except (CheckpointError, KeyError, TypeError):
         return False
-    ended = state == "finished" and should_stop(config, progress) and progress.step <= config.optim.max_steps
+    ended = state == "finished" and should_stop(config, progress) and progress.step <= config.train.max_steps
     return ended and unchanged(config, paths, init_from) and checkpoint.fault(paths.run.final) is None
 
 

@@ -8,8 +8,8 @@ from torch import nn
 from nmt.config import OptimConfig
 
 
-def learning_rate(step: int, optim: OptimConfig, d_model: int) -> float:
-    """The learning rate of update number `step` (from 1).
+def learning_rate(step: int, optim: OptimConfig, max_steps: int, d_model: int) -> float:
+    """The learning rate of update number `step` (from 1) of `max_steps`.
 
     noam: d_model^-0.5 min(step^-0.5, step warmup^-1.5) (Vaswani et al. 2017, equation 3). The others rise in a
     straight line to `learning_rate` and then fall with the root of the step, along half a cosine to 0, or not at all.
@@ -20,7 +20,7 @@ def learning_rate(step: int, optim: OptimConfig, d_model: int) -> float:
     elif optim.schedule == "inverse_sqrt":
         rate = optim.learning_rate * min(warm, math.sqrt(optim.warmup_steps / step))
     elif optim.schedule == "cosine":
-        rest = max(1, optim.max_steps - optim.warmup_steps)
+        rest = max(1, max_steps - optim.warmup_steps)
         done = min(1.0, max(0, step - optim.warmup_steps) / rest)
         rate = optim.learning_rate * warm * 0.5 * (1 + math.cos(math.pi * done))
     else:

@@ -63,7 +63,7 @@ def activation_bytes(model: ModelConfig, src_slots: int, tgt_slots: int, half: b
     inner_kept += (size + mask_size) * inner if model.activation_dropout else 0
     mask = mask_size * width if model.dropout else 0
     # The sum of a block with what it was given; RMSNorm keeps what it divided as well.
-    added = 4 * width * (2 if model.norm_kind == "rms" else 1) + mask
+    added = 4 * width * (2 if model.norm_type == "rms" else 1) + mask
     turned = kv_width // 2 if model.position == "rope" else 0
     attention = size * ((4 if half else 3) * width + kv_width + turned) + added
     cross, feed = size * 3 * width + added, size * width + inner_kept + added
@@ -98,8 +98,8 @@ def loss_bytes(width: int, vocab: int, tokens: int, half: bool, rows: int) -> in
 def cache_bytes(model: ModelConfig, longest: int, translate: TranslateConfig, batch_tokens: int, size: int) -> int:
     """The decoder's cache at its largest, over all source lengths up to `longest`: keys and values of `size` bytes.
 
-    A batch has `batch_tokens` source tokens times beam, so short sentences make many rows, each of which may
-    grow by max_extra tokens. Room doubles from 16 tokens on; while it does, the old half stands beside the new whole.
+    A batch has `batch_tokens` source tokens times beam, so short sentences make many rows, each of which may grow by
+    max_length_offset tokens. Room doubles from 16 tokens on; while it does, the old half stands beside the new whole.
     """
     layers = model.decoder_layers or model.layers
     a_token = 2 * (model.kv_heads or model.heads) * model.d_model // model.heads * size
@@ -113,8 +113,8 @@ def cache_bytes(model: ModelConfig, longest: int, translate: TranslateConfig, ba
     most, length, longest = 0, 2, max(2, longest)
     while length <= longest:
         sentences = max(1, batch_tokens // (length * translate.beam))
-        room = 1 << max(4, (length + translate.max_extra - 1).bit_length())
-        end = min(longest, room - translate.max_extra)
+        room = 1 << max(4, (length + translate.max_length_offset - 1).bit_length())
+        end = min(longest, room - translate.max_length_offset)
         if sentences > 1:
             end = min(end, batch_tokens // (sentences * translate.beam))
         most = max(most, largest(end, sentences, room))
@@ -142,12 +142,12 @@ def make_plan(config: Config, data: Data | None, device: str = "cpu", gpu: Gpu |
     wanted, config = config, gpu_defaults.for_training(config, gpu)
     model, optim, train = config.model, config.optim, config.train
     src_vocab, tgt_vocab = data.vocab if data else (config.bpe.vocab_size, config.bpe.vocab_size)
-    parts = parameters(model, tgt_vocab, None if config.bpe.joint else src_vocab)
+    parts = parameters(model, tgt_vocab, None if config.bpe.shared_vocab else src_vocab)
     total = sum(parts.values())
-    most = gpu_defaults.device_tokens(train.device_tokens, optim.batch_tokens, 1, gpu)
-    slots = min(most, math.ceil(gpu_defaults.PADDED * optim.batch_tokens))
+    most = gpu_defaults.device_tokens(config.runtime.device_tokens, train.batch_tokens, 1, gpu)
+    slots = min(most, math.ceil(gpu_defaults.PADDED * train.batch_tokens))
     longest = data.longest if data else config.encode.max_tokens
-    half, slots = optim.precision != "float32", max(slots, longest)
+    half, slots = train.precision != "float32", max(slots, longest)
     # A CPU keeps float32 keys and values in every precision.
     cached = 4 if device == "cpu" or config.translate.precision == "float32" else 2
     together = gpu_defaults.translate_tokens(config.translate, model, cached, gpu)
@@ -155,18 +155,14 @@ def make_plan(config: Config, data: Data | None, device: str = "cpu", gpu: Gpu |
         "recipe": config.recipe,
         "direction": config.direction,
         "parameters": parts | {"total": total},
-        "optim": {
-            "batch_tokens": optim.batch_tokens,
-            "max_steps": optim.max_steps,
-            "warmup_steps": optim.warmup_steps,
-            "peak_learning_rate": peak_rate(optim, model.d_model),
-        },
+        "optim": {"warmup_steps": optim.warmup_steps, "peak_learning_rate": peak_rate(optim, model.d_model)},
+        "train": {"batch_tokens": train.batch_tokens, "max_steps": train.max_steps},
         "device": device,
         "auto": {
             name: value
             for name, setting, value in (
-                ("optim.precision", wanted.optim.precision, optim.precision),
-                ("train.device_tokens", wanted.train.device_tokens, most),
+                ("train.precision", wanted.train.precision, train.precision),
+                ("runtime.device_tokens", wanted.runtime.device_tokens, most),
                 ("translate.batch_tokens", wanted.translate.batch_tokens, together),
             )
             if setting == "auto"
@@ -197,15 +193,16 @@ def make_plan(config: Config, data: Data | None, device: str = "cpu", gpu: Gpu |
             "exact": data.exact,
             "updates_an_epoch": data.updates,
             "warmup_epochs": optim.warmup_steps / data.updates,
-            "epochs": optim.max_steps / data.updates,
+            "epochs": train.max_steps / data.updates,
         }
-        found["work"] = {"flops_a_step": flops, "flops": flops * optim.max_steps}
+        found["work"] = {"flops_a_step": flops, "flops": flops * train.max_steps}
     return found
 
 
 def plan_lines(plan: dict[str, Any]) -> list[str]:
     """The plan for people."""
-    parts, optim, memory, attention = plan["parameters"], plan["optim"], plan["memory"], plan["attention"]
+    parts, optim, train = (plan[name] for name in ("parameters", "optim", "train"))
+    memory, attention = plan["memory"], plan["attention"]
     stored = memory["attention_weights"]
     stored = f"with attention dropout a CPU does, {_size(stored)} in all" if stored else "they are not"
     copies = memory["half_precision_copies"]
@@ -221,8 +218,8 @@ def plan_lines(plan: dict[str, Any]) -> list[str]:
         lines += [
             f"data        {about}{data['pairs']:,} pairs, {data['src_tokens']:,} source and {data['tgt_tokens']:,} "
             f"target tokens{'' if data['exact'] else ' (estimated; nmt encode counts them)'}",
-            f"updates     {about}{data['updates_an_epoch']:,} an epoch, of {optim['batch_tokens']:,} tokens a side",
-            f"training    {optim['max_steps']:,} steps = {data['epochs']:,.0f} epochs; "
+            f"updates     {about}{data['updates_an_epoch']:,} an epoch, of {train['batch_tokens']:,} tokens a side",
+            f"training    {train['max_steps']:,} steps = {data['epochs']:,.0f} epochs; "
             f"warm-up {optim['warmup_steps']:,} steps = {data['warmup_epochs']:,.1f} epochs",
         ]
     else:
@@ -233,7 +230,7 @@ def plan_lines(plan: dict[str, Any]) -> list[str]:
         shown = ", ".join(
             f"{name} {value if isinstance(value, str) else f'{value:,}'}" for name, value in meant.items()
         )
-        found = plan["device"] == "cuda" and "train.device_tokens" in meant
+        found = plan["device"] == "cuda" and "runtime.device_tokens" in meant
         lines.append(
             f"auto        on {plan['device']}: {shown}" + (" or what fits, found before the first step" * found)
         )
@@ -260,9 +257,9 @@ def plan_lines(plan: dict[str, Any]) -> list[str]:
             f"{measured['steps']} steps: {duration(measured['seconds'])} for the training, validation apart"
         )
     if data and data["epochs"] > TOO_MANY_EPOCHS:
-        fitting = "cmn, or cmn-small on a CPU" if data["pairs"] < 200_000 else "one with a smaller optim.max_steps"
+        fitting = "cmn, or cmn-small on a CPU" if data["pairs"] < 200_000 else "one with a smaller train.max_steps"
         lines.append(
-            f"Too long: {optim['max_steps']:,} steps of {optim['batch_tokens']:,} tokens are "
+            f"Too long: {train['max_steps']:,} steps of {train['batch_tokens']:,} tokens are "
             f"{data['epochs']:,.0f} epochs of this corpus; it is learnt by heart long before. "
             f"A recipe that fits: {fitting}."
         )
@@ -290,7 +287,7 @@ def look_at_data(config: Config, raw: Sequence[Path], clean: Path, encode: Path)
             src_tokens=int(src.sum()),
             tgt_tokens=int(tgt.sum()),
             longest=int(max(src.max(), tgt.max())),
-            updates=count_updates(src, tgt, config.optim.batch_tokens, config.optim.length_buckets, config.optim.seed),
+            updates=count_updates(src, tgt, config.train.batch_tokens, config.train.length_buckets, config.train.seed),
             vocab=vocab,
             exact=True,
         )
@@ -307,7 +304,7 @@ def look_at_data(config: Config, raw: Sequence[Path], clean: Path, encode: Path)
         src_tokens=tokens[0],
         tgt_tokens=tokens[1],
         longest=config.encode.max_tokens,
-        updates=max(1, math.ceil(max(tokens) / config.optim.batch_tokens)),
+        updates=max(1, math.ceil(max(tokens) / config.train.batch_tokens)),
         vocab=(config.bpe.vocab_size, config.bpe.vocab_size),
         exact=False,
     )
@@ -326,16 +323,16 @@ def cpu_warning(config: Config, encode: Path, device: str) -> str | None:
         pairs, sizes = int(counts["pairs"]), (int(vocab[config.data.src]), int(vocab[config.data.tgt]))
     except (KeyError, TypeError, ValueError):
         return None  # What is wrong with the data the training says.
-    updates = max(1, math.ceil(max(src_tokens, tgt_tokens) / config.optim.batch_tokens))
+    updates = max(1, math.ceil(max(src_tokens, tgt_tokens) / config.train.batch_tokens))
     data = Data(pairs=max(1, pairs), src_tokens=src_tokens, tgt_tokens=tgt_tokens, longest=config.encode.max_tokens,
                 updates=updates, vocab=sizes, exact=False)  # fmt: skip
     hours = make_plan(config, data)["work"]["flops"] / (cores() * CORE_FLOPS) / 3600
     if hours < LONG_HOURS:
         return None
-    epochs = config.optim.max_steps / updates
+    epochs = config.train.max_steps / updates
     return (
-        f"{config.optim.max_steps:,} steps ({epochs:,.0f} epochs) will take about {hours:,.0f} hours on the {cores()} "
-        "cores of this CPU; a GPU, a smaller recipe or fewer steps (optim.max_steps) take less, and nmt plan --measure "
+        f"{config.train.max_steps:,} steps ({epochs:,.0f} epochs) will take about {hours:,.0f} hours on the {cores()} "
+        "cores of this CPU; a GPU, a smaller recipe or fewer steps (train.max_steps) take less, and nmt plan --measure "
         "times it"
     )
 
@@ -378,8 +375,8 @@ def measure(config: Config, encode: Path, device: str, steps: int = 5) -> dict[s
 
     data = open_dataset(encode, "train", config.data.src, config.data.tgt)
     world = World(0, 1, choose_device(device))
-    optim, lengths = config.optim, (data.src.lengths, data.tgt.lengths)
-    updates = next(plan_epoch(*lengths, optim.batch_tokens, optim.length_buckets, optim.seed, 0))
+    train, lengths = config.train, (data.src.lengths, data.tgt.lengths)
+    updates = next(plan_epoch(*lengths, train.batch_tokens, train.length_buckets, train.seed, 0))
     trainer = probe_memory(Trainer.build(config, world, _vocab(config, encode)), data)
     chosen = updates[: steps + 1]
     begun = time.perf_counter()
@@ -394,5 +391,5 @@ def measure(config: Config, encode: Path, device: str, steps: int = 5) -> dict[s
         "device": str(world.device),
         "steps": timed,
         "seconds_a_step": seconds,
-        "seconds": seconds * config.optim.max_steps,
+        "seconds": seconds * config.train.max_steps,
     }

@@ -34,15 +34,15 @@ def settle(config: Config, run: Path, world: World, *, fresh: bool) -> Config:
     is new takes that of process 0's device.
     """
     found = gpu_defaults.for_training(config, gpu_of(world.device))
-    chosen = found.optim.precision
+    chosen = found.train.precision
     with world.all_or_none():
-        if world.is_main and config.optim.precision == "auto" and not fresh:
+        if world.is_main and config.train.precision == "auto" and not fresh:
             before = trained_precision(run)
             if before in PRECISIONS and before != chosen:
-                log.info(f"train: optim.precision stays {before}, which the run began with; auto is {chosen} here")
+                log.info(f"train: train.precision stays {before}, which the run began with; auto is {chosen} here")
                 chosen = before
     chosen = PRECISIONS[int(world.broadcast([PRECISIONS.index(chosen)])[0])]
-    return replace(found, optim=replace(found.optim, precision=chosen))
+    return replace(found, train=replace(found.train, precision=chosen))
 
 
 def resume(trainer: Trainer, run: RunDir, init_from: Path | None) -> Progress:

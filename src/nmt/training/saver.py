@@ -45,8 +45,8 @@ class Saver:
             self.thread.join()
 
     def wishes(self) -> bool:
-        """Whether `train.save_minutes` have gone by since the last save or wish; the leader's clock decides."""
-        minutes = self.trainer.config.train.save_minutes
+        """Whether `runtime.save_minutes` have gone by since the last save or wish; the leader's clock decides."""
+        minutes = self.trainer.config.runtime.save_minutes
         wished = self.trainer.world.is_main and 0 < 60 * minutes <= time.monotonic() - self.since
         if wished:
             self.since = time.monotonic()
@@ -76,7 +76,7 @@ class Saver:
                 if resumable:
                     checkpoint.save(checkpoint.step_folder(self.run, progress.step), weights, state, moments)
                     train = self.trainer.config.train
-                    checkpoint.prune(self.run, train.keep, train.save_every, progress.step)
+                    checkpoint.prune(self.run, train.keep_checkpoints, train.save_every, progress.step)
                     write_status(self.trainer, self.run, "running", progress)
                 warn_of_grace(time.perf_counter() - started)
             except BaseException as error:

@@ -84,7 +84,7 @@ class Trainer:
     """The parts of a training that stay the same from step to step."""
 
     config: Config
-    """Of its `auto` settings none is left, but `train.device_tokens` on a GPU."""
+    """Of its `auto` settings none is left, but `runtime.device_tokens` on a GPU."""
     world: World
     model: Transformer
     parallel: nn.Module
@@ -92,7 +92,7 @@ class Trainer:
     scaler: torch.amp.GradScaler
     """Keeps gradients in the range of float16; does nothing in other precisions."""
     device_tokens: int
-    """`train.device_tokens`, or what `auto` has found."""
+    """`runtime.device_tokens`, or what `auto` has found."""
     at: NoHeartbeat
     """Is told where the training is."""
 
@@ -101,29 +101,29 @@ class Trainer:
         """A new model, equal on all processes."""
         gpu = gpu_of(world.device)
         config = gpu_defaults.for_training(config, gpu)
-        torch.manual_seed(config.optim.seed)
-        model = Transformer(config.model, vocab_sizes[1], None if config.bpe.joint else vocab_sizes[0])
+        torch.manual_seed(config.train.seed)
+        model = Transformer(config.model, vocab_sizes[1], None if config.bpe.shared_vocab else vocab_sizes[0])
         model.to(world.device)
-        limit_onednn_cache(world.device, config.optim.precision, 64)
-        training_model = TrainingModel(model, config.optim.label_smoothing)
+        limit_onednn_cache(world.device, config.train.precision, 64)
+        training_model = TrainingModel(model, config.train.label_smoothing)
         optimizer = build_optimizer(model, config.optim)
-        if config.train.compile:
+        if config.runtime.compile:
             # Each layer by itself: the backward pass of a model compiled whole hands over all gradients at its end, and
             # DDP could not exchange those of the last layers while the first are computed. Not the loss: its loop over
             # chunks would be unrolled, and compiled again for each number of chunks.
             for layer in (*model.encoder, *model.decoder_layers):
                 layer.compile(dynamic=True)
-        scaler = torch.amp.GradScaler(world.device.type, enabled=config.optim.precision == "float16")
-        limit = gpu_defaults.device_tokens(config.train.device_tokens, config.optim.batch_tokens, world.size, gpu)
+        scaler = torch.amp.GradScaler(world.device.type, enabled=config.train.precision == "float16")
+        limit = gpu_defaults.device_tokens(config.runtime.device_tokens, config.train.batch_tokens, world.size, gpu)
         return Trainer(
             config, world, model, wrap_ddp(training_model, world), optimizer, scaler, limit, at or NoHeartbeat()
         )
 
     def precision(self) -> contextlib.AbstractContextManager[Any]:
         """The context of a forward pass."""
-        if self.config.optim.precision == "float32":
+        if self.config.train.precision == "float32":
             return contextlib.nullcontext()
-        return torch.autocast(self.world.device.type, dtype=PRECISIONS[self.config.optim.precision])
+        return torch.autocast(self.world.device.type, dtype=PRECISIONS[self.config.train.precision])
 
     def no_sync(self) -> contextlib.AbstractContextManager[Any]:
         """The context of a backward pass whose gradients are not exchanged yet."""
@@ -199,7 +199,7 @@ def train_step(trainer: Trainer, update: Update, step: int) -> StepStats:
 
     The host waits for nothing that the device computes.
     """
-    world, optim, started = trainer.world, trainer.config.optim, time.perf_counter()
+    world, config, started = trainer.world, trainer.config, time.perf_counter()
     mine = update.micro_batches
     seconds = dict.fromkeys(("data", "forward", "backward", "optimizer"), 0.0)
     total, nll = (torch.zeros((), dtype=torch.float64, device=world.device) for _ in range(2))
@@ -209,7 +209,7 @@ def train_step(trainer: Trainer, update: Update, step: int) -> StepStats:
         started = _lap(seconds, "data", started)
         # Dropout's randomness is a function of what is computed, so going on needs no generator's state, and another
         # number of processes draws the same masks where the update is cut the same.
-        seed(world.device, derive_seed(optim.seed, step, part.number + 1))
+        seed(world.device, derive_seed(config.train.seed, step, part.number + 1))
         # Gradients are exchanged once, in the backward pass of the last micro-batch.
         last = turn == len(mine) - 1
         with contextlib.nullcontext() if last else trainer.no_sync(), oom_context(trainer, update.data, part.pairs):
@@ -225,7 +225,7 @@ def train_step(trainer: Trainer, update: Update, step: int) -> StepStats:
         if part.number >= 0:
             total += loss.detach()
             nll += part_nll
-    rate = learning_rate(step, optim, trainer.config.model.d_model)
+    rate = learning_rate(step, config.optim, config.train.max_steps, config.model.d_model)
     set_learning_rate(trainer.optimizer, rate)
     grad_norm, skipped = update_weights(trainer)
     _lap(seconds, "optimizer", started)
@@ -274,7 +274,7 @@ def oom_context(trainer: Trainer, data: ParallelDataset, pairs: Numbers) -> Iter
             f"{len(pairs) * int(max(src.max(), tgt.max())):,} token slots a side. "
             f"Its longest pair has {src[longest]:,} + {tgt[longest]:,} tokens (line "
             f"{int(data.rows[pairs[longest]]) + 1:,} of the clean training text).\n"
-            f"Lower train.device_tokens (now {trainer.device_tokens:,}{finds}), or "
+            f"Lower runtime.device_tokens (now {trainer.device_tokens:,}{finds}), or "
             f"encode.max_tokens if the pair is alone in its micro-batch."
         ) from error
 
@@ -290,7 +290,7 @@ def worst_case_batch(trainer: Trainer, data: ParallelDataset) -> Numbers:
     # Small numbers are sorted in time that is linear in their count.
     order = np.argsort(longer.astype(np.min_scalar_type(len(counts))), kind="stable")
     # An update is no larger than this, with its padding.
-    limit = min(trainer.device_tokens, math.ceil(gpu_defaults.PADDED * trainer.config.optim.batch_tokens))
+    limit = min(trainer.device_tokens, math.ceil(gpu_defaults.PADDED * trainer.config.train.batch_tokens))
     best, most, ends = order[-1:], 0.0, np.cumsum(counts)
     for length in np.flatnonzero(counts):
         end = int(ends[length])
@@ -305,10 +305,10 @@ def worst_case_batch(trainer: Trainer, data: ParallelDataset) -> Numbers:
 def probe_memory(trainer: Trainer, data: ParallelDataset) -> Trainer:
     """Compute the largest micro-batch there can be, so that what doesn't fit shows before the first step.
 
-    Changes neither weights nor moments nor anybody's random numbers. Where `train.device_tokens` is `auto`, the
+    Changes neither weights nor moments nor anybody's random numbers. Where `runtime.device_tokens` is `auto`, the
     trainer that comes back has the largest limit that fits. Raises OutOfMemory, on all processes if on one.
     """
-    finds = trainer.config.train.device_tokens == "auto"
+    finds = trainer.config.runtime.device_tokens == "auto"
     lost = LostContact("another process is out of memory, and says with which pairs.")
     if trainer.world.size > 1:
         one = np.zeros(1, np.int64)
@@ -331,7 +331,7 @@ def probe_memory(trainer: Trainer, data: ParallelDataset) -> Trainer:
             raise error or lost
         trainer = replace(trainer, device_tokens=smaller)
     if finds:
-        log.info("train: train.device_tokens is %s, the largest that fits", f"{trainer.device_tokens:,}")
+        log.info("train: runtime.device_tokens is %s, the largest that fits", f"{trainer.device_tokens:,}")
     return trainer
 
 
@@ -356,7 +356,7 @@ def _probe(trainer: Trainer, data: ParallelDataset, pairs: Numbers) -> OutOfMemo
             moments = [] if trainer.optimizer.state else [torch.empty_like(p) for p in (*weights, *weights)]
             _pass(trainer, data, pairs)
             del moments
-            if trainer.config.train.device_tokens == "auto" and trainer.world.device.type == "cuda":
+            if trainer.config.runtime.device_tokens == "auto" and trainer.world.device.type == "cuda":
                 total = torch.cuda.get_device_properties(trainer.world.device).total_memory
                 if torch.cuda.max_memory_reserved(trainer.world.device) > 0.9 * total:
                     raise torch.OutOfMemoryError("nothing to spare")
@@ -404,7 +404,7 @@ def dev_loss(trainer: Trainer, data: ParallelDataset) -> tuple[float, float]:
     lengths = data.src.lengths, data.tgt.lengths
     parts = fill(length_order(*lengths), *lengths, trainer.device_tokens)
     sums = torch.zeros(2, dtype=torch.float64, device=trainer.world.device)
-    loss_of = TrainingModel(trainer.model, trainer.config.optim.label_smoothing)
+    loss_of = TrainingModel(trainer.model, trainer.config.train.label_smoothing)
     for number, pairs in shard(parts, trainer.world.rank, trainer.world.size):
         if number >= 0:
             batch = collate(*data.take(pairs)).to(trainer.world.device)

@@ -56,7 +56,7 @@ class Progress:
     skipped: int = 0
     """Updates that were left out because their gradient was not finite."""
     device_tokens: int = 0
-    """How updates were cut by `train.device_tokens: auto`; 0 if it was not asked."""
+    """How updates were cut by `runtime.device_tokens: auto`; 0 if it was not asked."""
     loss_scale: float = 0.0
     """What float16 multiplies the loss by, 0 in other precisions; and the steps since that was changed."""
     scale_steps: int = 0
@@ -126,7 +126,7 @@ def validate(trainer: Trainer, dev: DevSet, progress: Progress, tracker: Metrics
     if sentences:
         values["bleu"], hyps = translate_dev(trainer, dev, sentences)
         values["sentences"] = len(hyps)
-        if trainer.config.optim.stop_on == "bleu":
+        if trainer.config.train.early_stop_metric == "bleu":
             score = values["bleu"]
     tracker.log_scalars("dev", progress.step, values | {"seconds": time.perf_counter() - started})
     if hyps:
@@ -138,7 +138,7 @@ def validate(trainer: Trainer, dev: DevSet, progress: Progress, tracker: Metrics
 
 def whole_dev_score(trainer: Trainer, dev: DevSet) -> tuple[str, float]:
     """What a final model is chosen by, higher is better: its name, and its value on the whole dev set."""
-    if trainer.config.optim.stop_on == "bleu" and trainer.config.train.validate_sentences:
+    if trainer.config.train.early_stop_metric == "bleu" and trainer.config.train.validate_sentences:
         return "BLEU", translate_dev(trainer, dev, len(dev.src))[0]
     return "minus the loss", -dev_loss(trainer, dev.data)[0]
 
