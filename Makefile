@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PROCESSES ?= 2
 
-.PHONY: setup demo test test-slow mutation check format clean
+.PHONY: setup demo test test-slow mutation docs check format clean
 
 setup: .venv/ready
 
@@ -25,6 +25,14 @@ test-slow: setup  ## what takes longer
 mutation: setup  ## which faults of the core no test would find; hours
 	$(BIN)/python scripts/mutation.py
 
+.venv/docs: .venv/ready
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'
+	touch $@
+
+docs: setup .venv/docs  ## the documentation as a site, docs/_build/index.html
+	rm -rf docs/_build
+	$(BIN)/python -m sphinx -E -W --keep-going -q docs docs/_build
+
 check: setup  ## format, lint, types
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
@@ -35,5 +43,5 @@ format: setup
 	$(BIN)/ruff check --fix
 
 clean:  ## caches and builds; data/ and runs/ stay
-	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf build dist docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find src tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -28,7 +28,8 @@ def pins() -> dict[str, str]:
 def test_every_requirement_is_pinned_within_its_range() -> None:
     from packaging.requirements import Requirement
 
-    wanted = [*project()["dependencies"], *project()["optional-dependencies"]["dev"]]  # type: ignore[call-overload, index, misc]
+    extras = project()["optional-dependencies"]
+    wanted = [*project()["dependencies"], *extras["dev"], *extras["docs"]]  # type: ignore[call-overload, index, misc]
     for requirement in map(Requirement, wanted):
         version = pins()[requirement.name.lower()]
         assert requirement.specifier.contains(version), f"{requirement} but {version}"
@@ -43,7 +44,7 @@ def test_ci_runs_the_script_that_people_run() -> None:
     assert ".ci/run" in (ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8")
     script = (ROOT / ".ci/run").read_text(encoding="utf-8")
     assert "set -euo pipefail" in script
-    for step in ("make setup", "make check", "make test", "make test-slow"):
+    for step in ("make setup", "make check", "make docs", "make test", "make test-slow"):
         assert step in script
     assert (ROOT / ".ci/run").stat().st_mode & 0o111
 
