@@ -23,7 +23,7 @@ from nmt.errors import ConfigError
 from nmt.runs import checkpoint
 from nmt.runs.identity import as_trained, read_identity, trained_precision
 from nmt.runs.listing import describe_run
-from nmt.runs.run_dir import read_config
+from nmt.runs.run_dir import RunDir, read_config
 from nmt.training import resume, validation
 from nmt.training.loop import train_model
 from nmt.training.plan import cache_bytes, make_plan, plan_lines
@@ -149,7 +149,7 @@ def test_a_run_says_what_auto_became(begun, caplog):
     assert json.loads((begun / "numerics.json").read_text())["runtime"]["device_tokens"] == 4096
     assert read_config(begun).train.precision == "auto", "the settings are as they were given"
     assert as_trained(read_config(begun), begun).train.precision == "float32"
-    assert describe_run(begun)["precision"] == "float32"
+    assert describe_run(RunDir(begun))["precision"] == "float32"
     assert state(begun)["device_tokens"] == 0, "nothing was tried"
 
 

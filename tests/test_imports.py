@@ -19,9 +19,9 @@ MAP = {
     "__main__": {"cli"},
     "cli": {"diagnostics", "pipeline", "training", "decoding", "runs", "corpus", "distributed", "evaluation", "data"},
     "diagnostics": {"decoding", "runs", "distributed", "data"},  # It trains and translates as its user would.
+    "__init__": {"pipeline", "decoding"},
     "pipeline": {"training", "decoding", "runs", "corpus", "distributed", "evaluation", "data"},
     "training": {"decoding", "runs", "corpus", "distributed", "evaluation", "model", "data"},
-    "__init__": {"decoding"},
     "decoding": {"runs", "corpus", "distributed", "evaluation", "model", "data"},
     "runs": {"corpus", "model"},  # A run knows which sentences it was trained on, and how large its model is.
     "corpus": {"distributed", "evaluation"},  # clean tells what BLEU a perfect translation has in another script.

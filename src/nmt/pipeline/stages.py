@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from nmt.config import Config, check_name, of_kind
 from nmt.errors import DataError
 from nmt.io import write_json
+from nmt.pipeline import engine
 from nmt.pipeline.engine import Stage, cached_hashes, make_stage
 from nmt.runs.identity import TrainPaths, training_reads, training_settings
 from nmt.runs.run_dir import RUNS, RunDir
@@ -135,6 +136,14 @@ def build_stages(
             packages=("nmt", "sacrebleu"),
         )
     return Stages(clean, bpe, encode, train, translate, evaluate)
+
+
+def run_pipeline(config: Config, name: str | None = None, *, device: str = "auto", upto: str | None = None) -> Stages:
+    """Bring the stages up to date, up to and including `upto`, and return them; the training is in this process.
+
+    `name` is that of the run, else RECIPE.SRC-TGT. Raises NmtError for what `nmt run` would report.
+    """
+    return engine.run(partial(build_stages, config, name, device=device), upto)
 
 
 def _files(stage: Stage, names: Iterable[str]) -> dict[str, Path]:
