@@ -85,7 +85,7 @@ def test_a_recipe_whose_name_is_no_folder_name_needs_another_or_a_name_of_the_ru
 
 
 def test_the_folder_of_all_runs_may_be_another_one(empty_folder: Path) -> None:
-    there = "import nmt.runs.listing; print(nmt.runs.listing.RUNS)"
+    there = "import nmt.runs.run_dir; print(nmt.runs.run_dir.RUNS)"
     for value, wanted in (("", "runs"), ("/tmp/some where", "/tmp/some where")):
         done = subprocess.run(
             [sys.executable, "-c", there],

@@ -23,7 +23,7 @@ def test_a_pipeline_runs_as_far_as_it_is_asked_to(pipeline_run, tmp_path, monkey
     shutil.copy(pipeline_run / "tiny.yaml", folder)
     monkeypatch.chdir(folder)
     made = nmt.run_pipeline(nmt.load_config("tiny.yaml", ["bpe.vocab_size=1000"]), upto="bpe")
-    assert sum(1 for _ in open(made.bpe.writes / "joint.vocab", "rb")) == 1000
+    assert sum(1 for _ in (made.bpe.writes / "joint.vocab").read_text().splitlines()) == 1000
     assert not made.encode.writes.exists()
 
 
