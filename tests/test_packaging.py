@@ -66,9 +66,10 @@ def test_a_wheel_holds_the_recipes_and_they_load_from_it(tmp_path: Path) -> None
     assert sorted(name.removeprefix("nmt/configs/") for name in names if name.startswith("nmt/configs/")) == recipes
     assert "nmt/py.typed" in names
     assert not [name for name in names if name.startswith(("tests/", "data/", "runs/"))]
-    shipped = {name.removeprefix("nmt/") for name in names if name.startswith("nmt/data/")}
-    assert shipped == {"data/mini/raw/mini.txt", "data/mini/LICENSE", "data/mini/README.md"}
-    assert all((tmp_path / "site/nmt" / name).read_bytes() == (ROOT / name).read_bytes() for name in shipped)
+    shipped = {name.removeprefix("nmt/corpora/") for name in names if name.startswith("nmt/corpora/")}
+    assert shipped == {"mini/raw/mini.txt", "mini/LICENSE", "mini/README.md"}
+    for name in shipped:
+        assert (tmp_path / "site/nmt/corpora" / name).read_bytes() == (ROOT / "data" / name).read_bytes()
     program = (
         f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r})\n"
         "import nmt.config\n"
@@ -110,7 +111,7 @@ def test_an_installed_wheel_runs_the_demo_and_the_doctor_in_an_empty_folder(tmp_
     assert place.stdout.startswith(str(site))
     short = ["--set", "train.max_steps=8", "--set", "train.validate_every=4", "--set", "eval.bootstrap=20"]
     ran = nmt("run", "-c", "demo", *short, "--json")
-    assert f"clean: reading {site}/nmt/data/mini/raw/mini.txt" in ran.stderr
+    assert f"clean: reading {site}/nmt/corpora/mini/raw/mini.txt" in ran.stderr
     assert json.loads(ran.stdout)["scores"]
     facts = json.loads(nmt("doctor", "--json", "--device", "cpu").stdout)
     assert (facts["passed"], facts["corpus"]) == (True, "mini")

@@ -13,11 +13,15 @@ import os
 import sys
 import uuid
 from collections.abc import Iterable, Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from nmt.charset import encoding_of, how_to_convert
 from nmt.errors import STDOUT, CheckpointError, DataError, counted, describe_error, writing
+
+DISTRIBUTION = "nmt-pipeline"
+"""What this package is called in the package index."""
 
 STANDARD = "-"
 """The file name that means stdin or stdout."""
@@ -167,3 +171,11 @@ def write_bytes(path: Path, content: bytes) -> None:
     finally:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
+
+
+def installed_version(package: str) -> str | None:
+    """The version of an installed package, or None; `nmt` stands for this one, whatever its distribution is called."""
+    try:
+        return metadata.version(DISTRIBUTION if package == "nmt" else package)
+    except metadata.PackageNotFoundError:  # Used from a source tree, or an optional package.
+        return None

@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from importlib.metadata import version as version_of
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -19,7 +18,7 @@ from typer.core import TyperGroup
 from nmt.cli import pipeline, tools, translate
 from nmt.cli.worker import set_up_logging
 from nmt.errors import STDOUT, NmtError, describe_error
-from nmt.io import use_utf8
+from nmt.io import installed_version, use_utf8
 
 HELP = {"help_option_names": ["-h", "--help"]}
 
@@ -44,7 +43,7 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"nmt {version_of('nmt')}")
+        typer.echo(f"nmt {installed_version('nmt') or 'from a source tree'}")
         raise typer.Exit
 
 

@@ -43,7 +43,7 @@ BLOCK = 1 << 20
 def shipped(name: str) -> Path | None:
     """The folder with the raw files of a corpus that is part of this package (or of its clone); None for any other."""
     package = Path(__file__).parents[1]
-    places = [root / "data" / name / "raw" for root in (package, package.parents[1])]
+    places = [package / "corpora" / name / "raw", package.parents[1] / "data" / name / "raw"]
     return next((place for place in places if name in SHIPPED and place.is_dir()), None)
 
 

@@ -5,13 +5,13 @@ import os
 import platform
 import re
 import shutil
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from nmt.distributed.launcher import cores
+from nmt.io import installed_version
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ SHARED_MEMORY = Path("/dev/shm")
 def describe(device: torch.device) -> dict[str, Any]:
     """Everything by name, sizes in bytes; `device` is the one that would be trained on."""
     return {
-        "versions": {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
+        "versions": {"python": platform.python_version()} | {name: installed_version(name) for name in PACKAGES},
         "platform": platform.platform(),
         "cores": cores(),
         "threads": torch.get_num_threads(),
@@ -110,13 +110,6 @@ def lines(facts: dict[str, Any]) -> list[str]:
         "going on": f"{'exact' if how['expected'] else 'perhaps not exact'}: {how['why']}",
     }
     return [f"{name:<10} {value}" for name, value in rows.items()]
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:  # nmt itself, where it is used without being installed.
-        return None
 
 
 def _memory() -> dict[str, int]:

@@ -17,12 +17,11 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from nmt.errors import ConfigError, DataError, writing
-from nmt.io import read_json, sha256_of, write_json
+from nmt.io import installed_version, read_json, sha256_of, write_json
 from nmt.runs.identity import what_changed
 
 log = logging.getLogger(__name__)
@@ -358,8 +357,5 @@ def _sweep(home: Path, name: str) -> None:
 
 
 def _versions() -> dict[str, str]:
-    packages = {"python": platform.python_version()}
-    for name in ("nmt", "torch", "sentencepiece", "sacrebleu", "opencc"):
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            packages[name] = metadata.version(name)
-    return packages
+    found = {name: installed_version(name) for name in ("nmt", "torch", "sentencepiece", "sacrebleu", "opencc")}
+    return {"python": platform.python_version()} | {name: version for name, version in found.items() if version}

@@ -7,13 +7,12 @@ import socket
 import subprocess
 import sys
 import time
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from nmt.config import Config, differences, to_dict
 from nmt.errors import CheckpointError, ConfigError
-from nmt.io import read_json, read_object, write_json
+from nmt.io import installed_version, read_json, read_object, write_json
 from nmt.runs.identity import TrainPaths, conflicts, identity, read_identity
 from nmt.runs.overlap import keep_keys
 from nmt.runs.run_dir import RunDir, read_config, tokenizer_files
@@ -117,7 +116,7 @@ def provenance(paths: TrainPaths) -> dict[str, Any]:
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "host": socket.gethostname(),
         "python": platform.python_version(),
-        "packages": {name: _version(name) for name in ("nmt", *PACKAGES)},
+        "packages": {name: installed_version(name) for name in ("nmt", *PACKAGES)},
         **source_code(),
         "clean": str(paths.clean),
         "bpe": str(paths.bpe),
@@ -154,10 +153,3 @@ def _sessions(run: RunDir) -> list[Any]:
         return []
     earlier = last.pop("earlier", [])
     return [*(earlier if isinstance(earlier, list) else []), last]
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:  # nmt itself, where it is used without being installed.
-        return None
