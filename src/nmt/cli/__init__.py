@@ -97,6 +97,9 @@ def run_and_exit(command: Callable[[Sequence[str]], object], words: Sequence[str
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         command(words)
+        sys.exit(0)
+    except KeyboardInterrupt:
+        sys.exit(130)
     except NmtError as error:
         print(error, file=sys.stderr)
         problem: Exception = error
@@ -107,7 +110,7 @@ def run_and_exit(command: Callable[[Sequence[str]], object], words: Sequence[str
             _close_stdout()
         print(f"{describe_error(error)}. (--debug tells more.)", file=sys.stderr)
         problem, code = error, 1
-    if "--debug" in words:
+    if logging.getLogger("nmt").level == logging.DEBUG:
         raise problem
     sys.exit(code)
 
