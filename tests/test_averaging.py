@@ -73,7 +73,7 @@ def test_an_average_that_is_not_better_is_put_beside_and_the_final_model_stays(r
     before = files(run / "final")
     found = average_checkpoints(RunDir(run), last, None, "cpu", force=False)
     assert files(run / "final") == before
-    assert not (run / averaging.FORMER).exists()
+    assert not RunDir(run).former_final.exists()
     assert found.folder == run / "average"
     assert equal(checkpoint.load(run / "average")[0], mean_of(run, last))
     assert found.scores[f"average of {last}"] == pytest.approx(dev_score(paths, mean_of(run, last)), abs=1e-5)
@@ -93,10 +93,10 @@ def test_an_average_that_is_better_becomes_final_and_the_former_one_can_be_broug
     state = json.loads((run / "final/state.json").read_text())
     assert state["made_of"] == f"average of {last} (nmt average)"
     assert state["dev_scores"] == found.scores
-    assert files(run / averaging.FORMER) == before
+    assert files(RunDir(run).former_final) == before
     restore_final(RunDir(run))
     assert files(run / "final") == before
-    assert not (run / averaging.FORMER).exists()
+    assert not RunDir(run).former_final.exists()
     with pytest.raises(CheckpointError, match="has no final-before"):
         restore_final(RunDir(run))
 
@@ -107,14 +107,14 @@ def test_with_force_nothing_is_compared_and_the_former_model_is_still_kept(run, 
     found = average_checkpoints(RunDir(run), 2, None, "cpu", force=True)
     assert (found.folder, found.scores) == (run / "final", {})
     assert equal(final(run), mean_of(run, 2))
-    assert files(run / averaging.FORMER) == before
+    assert files(RunDir(run).former_final) == before
 
 
 def test_after_several_averages_the_way_back_is_to_what_the_training_made(run):
     made = files(run / "final")
     for last in (1, 2, 3):
         assert average_checkpoints(RunDir(run), last, None, "cpu", force=True).former
-        assert files(run / averaging.FORMER) == made
+        assert files(RunDir(run).former_final) == made
     restore_final(RunDir(run))
     assert files(run / "final") == made
 
@@ -126,7 +126,7 @@ def test_what_a_longer_training_has_chosen_since_is_what_is_kept(run, paths):
     )
     made = files(run / "final")
     average_checkpoints(RunDir(run), 2, None, "cpu", force=True)
-    assert files(run / averaging.FORMER) == made
+    assert files(RunDir(run).former_final) == made
 
 
 @pytest.mark.parametrize("state", ["missing", "corrupt"])
@@ -139,7 +139,7 @@ def test_a_run_without_a_final_model_gets_one(run, state):
     assert (found.folder, found.scores) == (run / "final", {})
     assert equal(final(run), mean_of(run, 3))
     assert not found.former
-    assert not (run / averaging.FORMER).exists()
+    assert not RunDir(run).former_final.exists()
 
 
 def test_into_a_folder_of_ones_own_nothing_is_compared_and_the_run_is_left_alone(run, tmp_path):
@@ -184,11 +184,11 @@ def test_a_training_that_starts_over_leaves_no_model_of_the_one_before(run, path
     spoil_final(run)
     average_checkpoints(RunDir(run), 2, None, "cpu", force=False)
     average_checkpoints(RunDir(run), 1, None, "cpu", force=False)
-    assert (run / averaging.FORMER).exists()
-    assert (run / averaging.BESIDE).exists()
+    assert RunDir(run).former_final.exists()
+    assert RunDir(run).average.exists()
     train_model(settings("train.max_steps=5"), at(paths, run), ALONE, fresh=True)
-    assert not (run / averaging.FORMER).exists()
-    assert not (run / averaging.BESIDE).exists()
+    assert not RunDir(run).former_final.exists()
+    assert not RunDir(run).average.exists()
 
 
 # ── as a command ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -271,11 +271,11 @@ def test_an_average_is_never_put_in_the_place_of_something_else(run, tmp_path, m
 
 def test_a_training_that_goes_on_leaves_no_way_back_to_the_final_model_before_it(run, paths):
     average_checkpoints(RunDir(run), 1, None, "cpu", force=True)
-    (run / averaging.BESIDE).mkdir()
+    RunDir(run).average.mkdir()
     train_model(
         settings("train.early_stop_metric=loss", "model.dropout=0", "train.max_steps=30"), at(paths, run), ALONE
     )
     assert json.loads((run / "final/state.json").read_text())["step"] == 30
-    assert not (run / averaging.BESIDE).exists()
+    assert not RunDir(run).average.exists()
     with pytest.raises(CheckpointError, match="has no final-before"):
         restore_final(RunDir(run))
