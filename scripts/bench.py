@@ -325,7 +325,8 @@ def decode_worker(run: Path, source: Path, forced: int, batch: int, precision: s
     """Load, translate a few lines, then all of them by the clock."""
     from dataclasses import replace
 
-    from nmt.decoding.translator import Options, Translator
+    from nmt.decoding.options import Options
+    from nmt.decoding.translator import Translator
     from nmt.runs.run_dir import read_config
 
     # The rule to stop and the length penalty that the peers have.

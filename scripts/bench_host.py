@@ -29,7 +29,8 @@ from nmt.data.prefetch import Prefetch
 from nmt.distributed.world import World
 from nmt.runs.identity import TrainPaths
 from nmt.training.loop import AHEAD, Place, header, prepared, updates
-from nmt.training.step import Trainer, Update, train_step, worst_case_batch
+from nmt.training.memory import worst_case_batch
+from nmt.training.step import Trainer, Update, train_step
 from nmt.training.validation import Progress
 from nmt.training.watchdog import SkippedSteps
 

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from gpu_report import SMALL, Report, Setting, recipe, relative, synthetic, translate, updates_of
 from nmt.config import Config
 from nmt.data.batching import collate
+from nmt.model.cached_decoder import CachedDecoder
 from nmt.model.loss import label_smoothed_loss
 from nmt.model.transformer import Transformer
 from nmt.runs import checkpoint
@@ -76,7 +77,7 @@ def same_as_cpu(
     model, moved = there.model.eval(), batch.to(at.device)
     with torch.no_grad():
         whole = model.logits(model(moved.src, moved.tgt_in))
-        decoder = model.decoder(moved.src, 1)
+        decoder = CachedDecoder.of(model, moved.src, 1)
         cached = torch.stack([decoder.step(moved.tgt_in[:, t]) for t in range(moved.tgt_in.shape[1])], 1)
     real = moved.tgt_out != PAD
     report.at_most(f"{name}: cached decoding - uncached", relative([cached[real]], [whole[real]]), bound)

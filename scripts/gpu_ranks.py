@@ -17,7 +17,8 @@ from torch import distributed, multiprocessing
 from gpu_report import Report, Setting, recipe, synthetic, updates_of
 from nmt.distributed.world import World, choose_device
 from nmt.runs import checkpoint
-from nmt.training.step import Trainer, prepare, probe_memory, train_step
+from nmt.training.memory import probe_memory
+from nmt.training.step import Trainer, prepare, train_step
 
 STEPS = 6
 

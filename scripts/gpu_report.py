@@ -17,6 +17,7 @@ from nmt.data.batching import Numbers, plan_epoch
 from nmt.data.dataset import Column, ParallelDataset
 from nmt.decoding.search import Hypothesis, beam_search, greedy_search
 from nmt.distributed.world import World
+from nmt.model.cached_decoder import CachedDecoder
 from nmt.model.transformer import Transformer
 from nmt.special_tokens import EOS, PAD
 
@@ -155,7 +156,7 @@ def translate(
 ) -> tuple[list[Hypothesis], int]:
     """The best translation of each row of ids, and how many steps the decoder took; at most 10 tokens longer."""
     limits = limits or [int(n) + 10 for n in (src_BS != PAD).sum(1)]
-    decoder = model.decoder(src_BS, beam)
+    decoder = CachedDecoder.of(model, src_BS, beam)
     if beam == 1:
         return greedy_search(decoder, limits, device=src_BS.device), decoder.length
     found = beam_search(decoder, limits, beam=beam, alpha=0.6, device=src_BS.device)

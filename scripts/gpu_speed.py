@@ -16,7 +16,8 @@ from gpu_report import PAPER_VOCAB, Report, Setting, recipe, synthetic, updates_
 from nmt.config import Config
 from nmt.corpus import Normaliser
 from nmt.data.dataset import ParallelDataset
-from nmt.decoding.translator import Options, Translator
+from nmt.decoding.options import Options
+from nmt.decoding.translator import Translator
 from nmt.distributed.gpu_defaults import Gpu, translate_tokens
 from nmt.distributed.world import gpu_of
 from nmt.model import loss

@@ -13,7 +13,8 @@ from bars import watched_bars
 from nmt.config import BpeConfig, EncodeConfig
 from nmt.data import dataset
 from nmt.data.dataset import Column, Lines, encode_corpus, open_dataset, read_meta, resample
-from nmt.data.tokenizer import load_tokenizers, train_bpe
+from nmt.data.tokenizer import load_tokenizers
+from nmt.data.train_tokenizer import train_bpe
 from nmt.errors import DataError
 from nmt.io import read_lines, write_lines
 from nmt.special_tokens import EOS, PAD

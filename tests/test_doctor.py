@@ -21,8 +21,9 @@ from typer.testing import CliRunner
 
 from nmt import config as settings
 from nmt.cli import app
-from nmt.data.tokenizer import SPACE, Tokenizer
-from nmt.decoding.translator import Translation
+from nmt.data.bpe_dropout import SPACE
+from nmt.data.tokenizer import Tokenizer
+from nmt.decoding.options import Translation
 from nmt.diagnostics import doctor, trial_runs
 from nmt.diagnostics.doctor import EDGE_CASES, Check, judge_losses, judge_text, judge_translations
 from nmt.diagnostics.trial_runs import TrialRuns

@@ -15,7 +15,7 @@ import pytest
 from nmt import config
 from nmt.config import BpeConfig, Config, EncodeConfig, load
 from nmt.data.dataset import encode_corpus
-from nmt.data.tokenizer import train_bpe
+from nmt.data.train_tokenizer import train_bpe
 from nmt.decoding.translator import Translator
 from nmt.distributed import gpu_defaults
 from nmt.errors import ConfigError

@@ -39,7 +39,7 @@ MAP = {
 }
 
 DOORS = {
-    "sentencepiece": "data/tokenizer",
+    "sentencepiece": "data",
     "sacrebleu": "evaluation/metrics",
     "torch.distributed": "distributed/world",
     "torch.utils.tensorboard": "training/metrics_logger",
@@ -222,4 +222,4 @@ def test_a_setting_counts_as_read_in_its_own_section_only(source: str, read: set
 
 def test_no_source_file_is_longer_than_a_reader_can_hold() -> None:
     lengths = {path.name: len(path.read_text(encoding="utf-8").splitlines()) for _, path in modules()}
-    assert {name: n for name, n in lengths.items() if n > 450 and name != "schema.py"} == {}
+    assert {name: n for name, n in lengths.items() if n > 400 and name != "schema.py"} == {}

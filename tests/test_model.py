@@ -10,16 +10,10 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nmt.config import ModelConfig
+from nmt.model.cached_decoder import CachedDecoder
+from nmt.model.dropout import Dropout, keep_mask
 from nmt.model.positions import ROWS, Rotation, angles, apply_rope, sinusoids
-from nmt.model.transformer import (
-    Attention,
-    Dropout,
-    FeedForward,
-    Transformer,
-    attention_bias,
-    attention_weights,
-    keep_mask,
-)
+from nmt.model.transformer import Attention, FeedForward, Transformer, attention_bias, attention_weights
 from nmt.special_tokens import BOS, EOS, PAD
 
 SMALL = {"layers": 2, "d_model": 32, "d_ff": 48, "heads": 4}
@@ -213,7 +207,7 @@ def test_decoding_with_a_cache_equals_decoding_without(changes):
     model = make(**changes)
     beam, src = 3, sources(6, 3, 4)
     tgt = targets(9, 7)
-    decoder = model.decoder(src, beam)
+    decoder = CachedDecoder.of(model, src, beam)
     whole = model.logits(model(src.repeat_interleave(beam, 0), tgt))
     for position in range(4):
         assert torch.allclose(decoder.step(tgt[:, position]), whole[:, position], atol=1e-12)
@@ -335,7 +329,7 @@ class Operations(TorchDispatchMode):
 def test_a_bias_is_made_once_for_all_layers():
     def conversions(layers: int) -> int:
         model, src, tgt = make(layers=layers), sources(6, 3), targets(2, 5)
-        decoder = model.decoder(src, beam=3)
+        decoder = CachedDecoder.of(model, src, beam=3)
         with Operations() as seen, torch.no_grad():
             model(src, tgt)
             decoder.step(tgt[:, :1].repeat(1, 3).flatten())
@@ -347,7 +341,7 @@ def test_a_bias_is_made_once_for_all_layers():
 
 def test_shared_keys_and_values_are_not_copied_for_each_head():
     model, src = make(kv_heads=1, layers=1), sources(200, 150)
-    decoder = model.decoder(src, beam=2)
+    decoder = CachedDecoder.of(model, src, beam=2)
     for at in range(3):
         with Operations() as seen:
             decoder.step(torch.full((4,), 7 + at))

@@ -24,6 +24,7 @@ from nmt.config import Config, ModelConfig, TranslateConfig, load
 from nmt.distributed import launcher
 from nmt.distributed.world import World, choose_device
 from nmt.model import loss
+from nmt.model.cached_decoder import CachedDecoder
 from nmt.model.flops import parameters, peak_flops, training_flops
 from nmt.model.transformer import Transformer
 from nmt.pipeline import stages
@@ -202,7 +203,7 @@ def test_the_decoder_s_cache_is_at_most_what_a_search_ever_holds(
     model, most = Transformer(config, 50).eval(), 0
     for length in range(2, longest + 1):
         sentences = max(1, batch_tokens // (length * beam))
-        decoder = model.decoder(torch.full((sentences, length), 5), beam)
+        decoder = CachedDecoder.of(model, torch.full((sentences, length), 5), beam)
         held = [*decoder.cache_B2TWGK, *itertools.chain(*decoder.cross)]
         cross = sum(tensor.nbytes for tensor in itertools.chain(*decoder.cross))
         last = torch.full((sentences * beam,), 5)

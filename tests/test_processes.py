@@ -22,9 +22,10 @@ from nmt.distributed.launcher import family
 from nmt.evaluation.metrics import bleu
 from nmt.io import read_lines
 from nmt.runs import checkpoint
-from nmt.training import step
+from nmt.training import memory, step
 from nmt.training.loop import train_model
-from nmt.training.step import Trainer, prepare, probe_memory, train_step
+from nmt.training.memory import probe_memory
+from nmt.training.step import Trainer, prepare, train_step
 from tiny import (
     ALONE,
     STEPS,
@@ -46,7 +47,7 @@ from tiny import (
 pytestmark = pytest.mark.slow
 
 AT_STEP = """
-from nmt.training import loop
+from nmt.training import loop, memory
 take_step = training.train_step
 def hooked(trainer, update, step):
     if step == {step} and rank == {rank}:
@@ -378,9 +379,9 @@ def test_a_process_that_is_stopped_is_named_by_the_other_and_may_go_on(paths, tm
 
 def test_gradients_are_first_exchanged_with_a_single_pair_after_all_have_agreed_that_it_fits(paths, tmp_path):
     def process(rank: int) -> None:
-        passed, honest = [], step.probe_memory
-        compute = step._pass
-        step._pass = lambda trainer, data, pairs: (passed.append(len(pairs)), compute(trainer, data, pairs))
+        passed, honest = [], memory.probe_memory
+        compute = memory._pass
+        memory._pass = lambda trainer, data, pairs: (passed.append(len(pairs)), compute(trainer, data, pairs))
         with distributed.join("cpu") as world:
             trainer = step.Trainer.build(settings("runtime.device_tokens=40"), world, (340, 340))
             before = checkpoint.digest(trainer.model.state_dict())
@@ -397,7 +398,7 @@ def test_gradients_are_first_exchanged_with_a_single_pair_after_all_have_agreed_
 
 
 POISON = """
-from nmt.training import loop, step as steps
+from nmt.training import loop, step as steps, memory
 take_step, loss_of, now = training.train_step, steps.label_smoothed_loss, [0]
 def counting(trainer, update, number):
     now[0] = number
@@ -424,7 +425,7 @@ def test_a_bad_gradient_in_one_process_is_left_out_by_all(paths, tmp_path):
 
 def test_when_memory_runs_out_in_one_process_all_end_and_it_is_named(paths, tmp_path):
     patch = """
-from nmt.training import step as steps
+from nmt.training import step as steps, memory
 def no_room(*arguments):
     raise MemoryError
 if rank == 1:

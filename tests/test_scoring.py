@@ -17,6 +17,7 @@ from sacrebleu.significance import PairedTest
 
 from nmt.config import EvalConfig
 from nmt.errors import ConfigError, DataError
+from nmt.evaluation import baselines, report
 from nmt.evaluation import metrics as scoring
 from nmt.io import read_lines
 
@@ -182,7 +183,7 @@ def test_a_weak_system_has_every_score_and_interval_and_is_compared(hyps, refs):
         for name, row in table["systems"].items():
             assert row["p"] is None if name == "one" else 0 < row["p"] <= 1
     json.dumps(compared, allow_nan=False)
-    assert "p = " in "\n".join(scoring.comparison_lines(compared))
+    assert "p = " in "\n".join(report.comparison_lines(compared))
 
 
 def test_an_interval_that_can_not_be_is_missing_with_its_reason_and_the_score_stays():
@@ -198,10 +199,10 @@ def test_an_interval_that_can_not_be_is_missing_with_its_reason_and_the_score_st
         assert "at least 40" in few[name].no_interval
         assert "bs:" not in few[name].signature
         assert off[name].interval is off[name].no_interval is None
-    assert " (" not in scoring.report_lines(scoring.evaluate(HYPS, SRCS, rows(REFS), "zh", PLAIN))[0]
-    assert scoring.report_lines(scoring.evaluate(HYPS, SRCS, rows(REFS), "zh", PLAIN))[0][-1].isdigit()
-    result = scoring.evaluate(["他走了。"], ["He left."], [["他离开了。"]], "zh", settings)
-    assert "(no interval: one line alone says nothing of others)" in "\n".join(scoring.report_lines(result))
+    assert " (" not in report.report_lines(report.evaluate(HYPS, SRCS, rows(REFS), "zh", PLAIN))[0]
+    assert report.report_lines(report.evaluate(HYPS, SRCS, rows(REFS), "zh", PLAIN))[0][-1].isdigit()
+    result = report.evaluate(["他走了。"], ["He left."], [["他离开了。"]], "zh", settings)
+    assert "(no interval: one line alone says nothing of others)" in "\n".join(report.report_lines(result))
 
 
 def test_some_resamplings_without_a_score_leave_no_interval(monkeypatch):
@@ -218,10 +219,10 @@ def test_an_edit_rate_over_references_of_different_lengths_is_sacrebleus():
 
 
 def test_a_score_of_scores_json_from_before_intervals_had_a_reason_is_printed():
-    result = scoring.evaluate(HYPS, SRCS, rows(REFS), "zh", PLAIN)
+    result = report.evaluate(HYPS, SRCS, rows(REFS), "zh", PLAIN)
     for found in result["scores"].values():
         del found["no_interval"]
-    assert scoring.report_lines(result)[0].startswith("BLEU: ")
+    assert report.report_lines(result)[0].startswith("BLEU: ")
 
 
 # ── the tokeniser and the text ──────────────────────────────────────────────────────────────────────────────────────
@@ -267,7 +268,7 @@ def test_text_in_a_script_that_the_tokeniser_is_not_for_is_refused_with_the_fix(
     with pytest.raises(DataError, match=pattern):
         scoring.score(texts, rows(texts), tgt, PLAIN)
     with pytest.raises(DataError, match=pattern):
-        scoring.evaluate(texts, texts, rows(texts), tgt, PLAIN)
+        report.evaluate(texts, texts, rows(texts), tgt, PLAIN)
     with pytest.raises(DataError, match=pattern):
         scoring.compare({"a": texts, "b": texts[::-1]}, rows(texts), tgt, PLAIN)
 
@@ -323,7 +324,7 @@ def test_tokenised_text_is_named_in_our_own_words(caplog):
     lambda: scoring.bleu("他走了。", [["他"], ["走"], ["了"], ["。"]], "zh"),
     lambda: scoring.bleu(REFS, REFS, "zh"),
     lambda: scoring.score(REFS, REFS, "zh", PLAIN),
-    lambda: scoring.evaluate(HYPS, "abcd", rows(REFS), "zh", PLAIN),
+    lambda: report.evaluate(HYPS, "abcd", rows(REFS), "zh", PLAIN),
     lambda: scoring.compare({"a": "他走了。"}, rows(REFS), "zh", PLAIN),
 ])  # fmt: skip
 def test_a_text_in_place_of_a_list_is_a_mistake_of_the_caller_and_no_list_of_characters(call):
@@ -342,7 +343,7 @@ def test_a_text_in_place_of_a_list_is_a_mistake_of_the_caller_and_no_list_of_cha
 )
 def test_texts_that_do_not_match_are_refused_with_their_counts(hyps, srcs, refs, message):
     with pytest.raises(DataError, match=message):
-        scoring.evaluate(hyps, srcs, refs, "zh", PLAIN)
+        report.evaluate(hyps, srcs, refs, "zh", PLAIN)
 
 
 # ── the floor and the ceiling ───────────────────────────────────────────────────────────────────────────────────────
@@ -368,18 +369,18 @@ short_texts = st.lists(st.text("ab 好", max_size=9), min_size=1, max_size=12)
 @given(train=short_texts, srcs=short_texts)
 def test_the_floor_is_what_comparing_with_every_pair_finds(train, srcs):
     names = [str(place) for place in range(len(train))]
-    assert scoring.baseline_translations(train, names, srcs) == slow_floor(train, names, srcs)
+    assert baselines.baseline_translations(train, names, srcs) == slow_floor(train, names, srcs)
 
 
 def test_a_sentence_of_train_is_looked_up_and_of_equals_the_first():
     train = ["He is here.", "She is there.", "He is here."]
-    assert scoring.baseline_translations(train, ["一", "二", "三"], ["He is here.", "there", "xyz"]) == [
+    assert baselines.baseline_translations(train, ["一", "二", "三"], ["He is here.", "there", "xyz"]) == [
         "一",
         "二",
         "一",
     ]
     with pytest.raises(DataError, match="no training text"):
-        scoring.baseline_translations([], [], ["a"])
+        baselines.baseline_translations([], [], ["a"])
 
 
 def test_the_ceiling_scores_the_first_reference_against_the_others():
@@ -389,11 +390,11 @@ def test_the_ceiling_scores_the_first_reference_against_the_others():
         [row[1] for row in refs if len(row) > 1],
         [row[2] if len(row) > 2 else None for row in refs if len(row) > 1],
     ]
-    found = scoring.human_score(refs, "zh")
+    found = baselines.human_score(refs, "zh")
     assert found["lines"] == 24
     assert found["bleu"]["value"] == BLEU(tokenize="zh").corpus_score(first, others).score
-    assert scoring.human_score(refs[:29], "zh")["lines"] == 20
-    assert scoring.human_score(refs[:28], "zh") is None, "19 lines are too few"
+    assert baselines.human_score(refs[:29], "zh")["lines"] == 20
+    assert baselines.human_score(refs[:28], "zh") is None, "19 lines are too few"
 
 
 # ── what comes out ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -401,12 +402,12 @@ def test_the_ceiling_scores_the_first_reference_against_the_others():
 
 def test_a_result_has_each_score_beside_its_floor_and_survives_json():
     refs = [[ref] for ref in REFS]
-    result = scoring.evaluate(HYPS, SRCS, refs, "zh", EvalConfig(bootstrap=100), train=(SRCS[::-1], REFS[::-1]))
+    result = report.evaluate(HYPS, SRCS, refs, "zh", EvalConfig(bootstrap=100), train=(SRCS[::-1], REFS[::-1]))
     assert json.loads(json.dumps(result)) == result
     assert result["floor"]["bleu"]["value"] == pytest.approx(100)
     assert result["scores_all_references"] is None
     assert result["ceiling"] is None
-    told = "\n".join(scoring.report_lines(result))
+    told = "\n".join(report.report_lines(result))
     assert f"BLEU: {result['scores']['bleu']['value']:.2f} (" in told
     assert "floor 100.00, -" in told
     for score in result["scores"].values():
@@ -415,10 +416,10 @@ def test_a_result_has_each_score_beside_its_floor_and_survives_json():
 
 def test_further_references_are_scored_beside_the_first_alone():
     refs = [[ref, hyp] for ref, hyp in zip(REFS, HYPS, strict=True)]
-    result = scoring.evaluate(HYPS, SRCS, refs, "zh", PLAIN)
+    result = report.evaluate(HYPS, SRCS, refs, "zh", PLAIN)
     assert result["scores"]["bleu"]["value"] == scoring.bleu(HYPS, rows(REFS), "zh").value
     assert result["scores_all_references"]["bleu"]["value"] == pytest.approx(100)
-    lines = scoring.report_lines(result)
+    lines = report.report_lines(result)
     assert "nrefs:2|" in "\n".join(lines)
     assert f"BLEU, all references: {result['scores_all_references']['bleu']['value']:.2f}" in lines
 
@@ -426,16 +427,16 @@ def test_further_references_are_scored_beside_the_first_alone():
 def test_the_table_of_lengths_counts_every_line_once_in_the_unit_of_its_script():
     srcs = ["", "one", "a b c d e", "a b c d e f", " ".join("x" * 41)]
     hyps, refs = ["那天很冷。"] * 5, [["那天很冷。"]] * 5
-    table = scoring.by_length(hyps, srcs, refs, "zh")
+    table = report.by_length(hyps, srcs, refs, "zh")
     assert table["unit"] == "words"
     assert [(row["from"], row["to"], row["lines"]) for row in table["rows"]] == [(1, 5, 3), (6, 10, 1), (41, None, 1)]
-    each = scoring.by_length(["a"] * 50, [" ".join("x" * n) for n in range(1, 51)], [["a"]] * 50, "en")["rows"]
+    each = report.by_length(["a"] * 50, [" ".join("x" * n) for n in range(1, 51)], [["a"]] * 50, "en")["rows"]
     assert [(row["from"], row["to"]) for row in each] == [(1, 5), (6, 10), (11, 20), (21, 40), (41, None)]
     assert [row["lines"] for row in each] == [5, 5, 10, 20, 10]
-    table = scoring.by_length(["a"] * 2, ["你好。", "我们 明天 再 去。"], [["a"]] * 2, "en")
+    table = report.by_length(["a"] * 2, ["你好。", "我们 明天 再 去。"], [["a"]] * 2, "en")
     assert table["unit"] == "characters"
     assert [(row["from"], row["lines"]) for row in table["rows"]] == [(1, 1), (6, 1)]
-    assert scoring.by_length(["a"], ["안녕하세요 여러분"], [["a"]], "en")["unit"] == "words"
+    assert report.by_length(["a"], ["안녕하세요 여러분"], [["a"]], "en")["unit"] == "words"
 
 
 # ── comparing ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -443,7 +444,7 @@ def test_the_table_of_lengths_counts_every_line_once_in_the_unit_of_its_script()
 
 def test_scores_on_other_ground_are_not_compared():
     def result(srcs=SRCS, refs=REFS, tgt="zh", bootstrap=0):
-        return scoring.evaluate(HYPS, srcs, rows(refs), tgt, EvalConfig(metrics=("bleu",), bootstrap=bootstrap))
+        return report.evaluate(HYPS, srcs, rows(refs), tgt, EvalConfig(metrics=("bleu",), bootstrap=bootstrap))
 
     scoring.check_comparable(result(), result(bootstrap=50))
     bare = result()["scores"]["bleu"]["signature"]
@@ -469,7 +470,7 @@ def test_a_paired_test_tells_a_real_difference_from_none():
     assert table["one"]["value"] == scoring.bleu(worse, rows(refs), "zh").value
     assert "|ar:300|" in found["scores"]["BLEU"]["signature"]
     assert "tok:zh" in found["scores"]["BLEU"]["signature"]
-    told = "\n".join(scoring.comparison_lines(found))
+    told = "\n".join(report.comparison_lines(found))
     assert "baseline" in told
     assert "chrF2" in told
     with pytest.raises(DataError, match="3 hypotheses of b, 80 references"):
@@ -539,7 +540,7 @@ def test_off_is_off_for_a_comparison_too(monkeypatch):
         assert not {"ar", "bs", "seed"} & {part.split(":")[0] for part in table["signature"].split("|")}
         for row in table["systems"].values():
             assert row["mean"] is row["interval"] is row["p"] is None
-    told = "\n".join(scoring.comparison_lines(compared))
+    told = "\n".join(report.comparison_lines(compared))
     assert sum(line.endswith("  not tested (eval.bootstrap is 0)") for line in told.split("\n")) == 3
     assert "±" not in told
 
@@ -548,15 +549,15 @@ def test_off_is_off_for_a_comparison_too(monkeypatch):
 
 
 def test_a_floor_says_which_way_its_metric_is_better():
-    assert scoring.baseline_text("bleu", 20, 5) == "floor 5.00, +15.00"
-    assert scoring.baseline_text("chrf", 20, 25.5) == "floor 25.50, -5.50"
-    assert scoring.baseline_text("ter", 85.55, 65.52) == "floor 65.52, 20.03 worse (lower is better)"
-    assert scoring.baseline_text("ter", 60, 65.5) == "floor 65.50, 5.50 better (lower is better)"
+    assert report.baseline_text("bleu", 20, 5) == "floor 5.00, +15.00"
+    assert report.baseline_text("chrf", 20, 25.5) == "floor 25.50, -5.50"
+    assert report.baseline_text("ter", 85.55, 65.52) == "floor 65.52, 20.03 worse (lower is better)"
+    assert report.baseline_text("ter", 60, 65.5) == "floor 65.50, 5.50 better (lower is better)"
     settings = EvalConfig(metrics=ALL, bootstrap=0)
-    told = scoring.report_lines(scoring.evaluate(HYPS, SRCS, rows(REFS), "zh", settings, train=(SRCS, REFS)))
+    told = report.report_lines(report.evaluate(HYPS, SRCS, rows(REFS), "zh", settings, train=(SRCS, REFS)))
     (ter,) = [line for line in told if line.startswith("TER")]
     assert ter.endswith("worse (lower is better)")
-    compared = scoring.comparison_lines(scoring.compare({"a": HYPS, "b": REFS}, rows(REFS), "zh", settings))
+    compared = report.comparison_lines(scoring.compare({"a": HYPS, "b": REFS}, rows(REFS), "zh", settings))
     assert [line for line in compared if line.startswith("TER (lower is better)  nrefs:1|")]
 
 
@@ -571,7 +572,7 @@ def test_a_floor_says_which_way_its_metric_is_better():
 def test_the_floor_of_the_real_corpus_is_where_it_was_measured(foreign_data, split, src, tgt, low, high):
     folder = foreign_data / "cmn" / "split"
     train = read_lines(folder / f"train.{src}"), read_lines(folder / f"train.{tgt}")
-    hyps = scoring.baseline_translations(*train, read_lines(folder / f"{split}.{src}"))
+    hyps = baselines.baseline_translations(*train, read_lines(folder / f"{split}.{src}"))
     assert low < scoring.bleu(hyps, rows(read_lines(folder / f"{split}.{tgt}")), tgt[:2]).value < high
 
 

@@ -18,19 +18,10 @@ from nmt.data.dataset import Column, ParallelDataset, open_dataset
 from nmt.distributed.world import World
 from nmt.model.flops import training_flops
 from nmt.special_tokens import PAD
-from nmt.training import step
+from nmt.training import memory, step
+from nmt.training.memory import probe_memory, worst_case_batch
 from nmt.training.optimizer import learning_rate
-from nmt.training.step import (
-    OutOfMemory,
-    Trainer,
-    derive_seed,
-    dev_loss,
-    oom_context,
-    prepare,
-    probe_memory,
-    train_step,
-    worst_case_batch,
-)
+from nmt.training.step import OutOfMemory, Trainer, derive_seed, dev_loss, oom_context, prepare, train_step
 from tiny import ALONE, as_on_a_gpu, settings
 
 
@@ -211,7 +202,7 @@ def test_several_processes_exchange_gradients_twice_before_the_first_step(data, 
 
     monkeypatch.setattr(step, "wrap_ddp", lambda model, world: model)
     monkeypatch.setattr(Trainer, "no_sync", not_exchanged)
-    monkeypatch.setattr(step, "_pass", lambda trainer, data, pairs: passes.append((len(pairs) > 1, not alone)))
+    monkeypatch.setattr(memory, "_pass", lambda trainer, data, pairs: passes.append((len(pairs) > 1, not alone)))
     two = Alone()
     two.sum = list
     for world in (ALONE, two):
@@ -393,7 +384,7 @@ def test_auto_takes_three_quarters_until_it_fits_and_says_so(data, monkeypatch, 
             raise MemoryError
 
     as_on_a_gpu(monkeypatch)
-    monkeypatch.setattr(step, "_pass", passing)
+    monkeypatch.setattr(memory, "_pass", passing)
     with caplog.at_level("INFO"):
         assert probe_memory(build("runtime.device_tokens=auto"), data).device_tokens == found
     assert f"runtime.device_tokens is {found}, the largest that fits" in caplog.text
@@ -407,7 +398,7 @@ def test_auto_leaves_a_tenth_of_a_gpu_to_spare_and_a_limit_that_was_set_does_not
     trainer = replace(build(f"runtime.device_tokens={tokens}"), world=gpu)
     # As much of 100 is reserved as in a GPU where 105 tokens take 90 of it.
     reserved = {188: 99, 141: 92, 112: 91, 105: 90, 78: 50}
-    monkeypatch.setattr(step, "_pass", lambda trainer, data, pairs: now.append(reserved[trainer.device_tokens]))
+    monkeypatch.setattr(memory, "_pass", lambda trainer, data, pairs: now.append(reserved[trainer.device_tokens]))
     for name, answer in (
         ("get_device_properties", lambda device: SimpleNamespace(total_memory=100)),
         ("max_memory_reserved", lambda device: now[-1]),
@@ -429,7 +420,7 @@ def test_auto_gives_up_where_the_longest_pair_would_be_cut(monkeypatch, src, tgt
         seen.append(trainer.device_tokens)
         raise MemoryError
 
-    monkeypatch.setattr(step, "_pass", failing)
+    monkeypatch.setattr(memory, "_pass", failing)
     with pytest.raises(OutOfMemory):
         probe_memory(build("runtime.device_tokens=auto"), data)
     assert seen == [188, 141, 105]
@@ -453,13 +444,13 @@ def test_the_rehearsal_holds_adams_moments_that_are_still_to_come(data, monkeypa
     trainer, sizes = build(), []
     empty_like = torch.empty_like
     monkeypatch.setattr(step.torch, "empty_like", lambda p: sizes.append(p.numel()) or empty_like(p))
-    monkeypatch.setattr(step, "_pass", lambda *_: None)
+    monkeypatch.setattr(memory, "_pass", lambda *_: None)
     probe_memory(trainer, data)
     assert sum(sizes) == 2 * sum(p.numel() for p in trainer.model.parameters())
     monkeypatch.undo()
     train_step(trainer, prepare(trainer, data, np.arange(9)), 1)
     monkeypatch.setattr(step.torch, "empty_like", lambda p: pytest.fail("the moments exist by now"))
-    monkeypatch.setattr(step, "_pass", lambda *_: None)
+    monkeypatch.setattr(memory, "_pass", lambda *_: None)
     probe_memory(trainer, data)
 
 

@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from bars import watched_bars
 from forked import forked
 from nmt.config import BpeConfig
-from nmt.data import tokenizer as bpe
-from nmt.data.tokenizer import Tokenizer, _attempt, load_tokenizers, train_bpe, verification_lines
+from nmt.data import train_tokenizer
+from nmt.data.tokenizer import Tokenizer, load_tokenizers
+from nmt.data.train_tokenizer import _attempt, train_bpe, verification_lines
 from nmt.errors import ConfigError, DataError
 from nmt.io import read_lines, write_lines
 from nmt.special_tokens import BOS, EOS, PAD, UNK
@@ -60,8 +61,8 @@ def write_clean(folder: Path, train: dict[str, list[str]], dev: dict[str, list[s
 def test_the_progress_bar_counts_every_line_as_it_is_learnt_from_and_as_it_is_checked(
     clean: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, joint: bool
 ) -> None:
-    monkeypatch.setattr(bpe, "BLOCK_LINES", 30)
-    bars = watched_bars(monkeypatch, bpe)
+    monkeypatch.setattr(train_tokenizer, "BLOCK_LINES", 30)
+    bars = watched_bars(monkeypatch, train_tokenizer)
     size = 420 if joint else 330
     train_bpe(
         clean, BpeConfig(vocab_size=size, character_coverage=0.995, shared_vocab=joint), LANGUAGES, tmp_path / "new"
@@ -74,12 +75,12 @@ def test_the_progress_bar_counts_every_line_as_it_is_learnt_from_and_as_it_is_ch
 
 
 def test_a_change_is_named_by_its_line_whatever_block_it_is_in(clean: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bpe, "BLOCK_LINES", 3)
+    monkeypatch.setattr(train_tokenizer, "BLOCK_LINES", 3)
     model = Tokenizer(_attempt(iter(sentences(1, 400)["en"]), SMALL, 300), "x.model")
     lines = ["The teacher"] * 8
     for place in range(8):
         odd = [*lines[:place], "a\u2581b", *lines[place + 1 :]]
-        found = bpe.verify_tokenizer({"en": model}, {"en": odd}, {"en": lines})["sides"]["en"]
+        found = train_tokenizer.verify_tokenizer({"en": model}, {"en": odd}, {"en": lines})["sides"]["en"]
         assert (found["lines"], found["changed_lines"], found["first_change"]) == (8, 1, place + 1)
 
 

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from nmt.config import BpeConfig, Config, EncodeConfig, load
 from nmt.data.batching import collate, plan_epoch
 from nmt.data.dataset import encode_corpus, open_dataset
-from nmt.data.tokenizer import train_bpe
+from nmt.data.train_tokenizer import train_bpe
 from nmt.decoding.translator import Translator
 from nmt.distributed import host
 from nmt.distributed.world import World

@@ -29,8 +29,9 @@ from nmt.runs import checkpoint
 from nmt.runs.run_dir import RunDir
 from nmt.training import loop as training
 from nmt.training.loop import Meter, is_finished, peak_memory, record_failure, resume, should_stop, train_model, updates
+from nmt.training.memory import worst_case_batch
 from nmt.training.saver import Saver, write_status
-from nmt.training.step import StepStats, Trainer, prepare, train_step, worst_case_batch
+from nmt.training.step import StepStats, Trainer, prepare, train_step
 from nmt.training.validation import Progress
 from tiny import ALONE, at, equal, metrics, settings, state
 

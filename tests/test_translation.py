@@ -24,12 +24,14 @@ from nmt.corpus import Normaliser
 from nmt.data.batching import batches
 from nmt.data.tokenizer import Tokenizer
 from nmt.decoding.files import score_files, translate_file
+from nmt.decoding.options import Counts, Options, PairScore, Translation
 from nmt.decoding.search import beam_search, greedy_search
-from nmt.decoding.translator import Counts, Options, PairScore, Translation, Translator
+from nmt.decoding.translator import Translator
 from nmt.errors import CheckpointError, ConfigError, DataError
 from nmt.evaluation.outputs import suspicious
 from nmt.io import read_lines
-from nmt.model.transformer import CachedDecoder, Transformer, round_up
+from nmt.model.cached_decoder import CachedDecoder, round_up
+from nmt.model.transformer import Transformer
 from nmt.runs import checkpoint
 from nmt.special_tokens import BOS, EOS, PAD
 
@@ -270,7 +272,7 @@ def test_samples_depend_on_seed_and_line_number_alone(tokenizer):
 def test_a_beam_of_one_is_greedy_search(tokenizer):
     translator = make(tokenizer, beam=1)
     src = torch.tensor([[*tokenizer.encode([ENGLISH[0]])[0], EOS]])
-    (greedy,) = greedy_search(translator.model.decoder(src, 1), [src.shape[1] - 1 + 4])
+    (greedy,) = greedy_search(CachedDecoder.of(translator.model, src, 1), [src.shape[1] - 1 + 4])
     assert translator.translate_nbest(ENGLISH[:1], Options())[0][0].logp == pytest.approx(greedy.logp)
 
 
@@ -406,7 +408,7 @@ def test_beam_search_with_a_cache_finds_what_it_finds_without(tokenizer, model):
     limits = [len(row) + 6 for row in rows]
     prefixes = [[], [7, 8], *[[]] * 8]
     wish = {"beam": 3, "alpha": 0.6, "n_best": 3, "prefixes": prefixes}
-    fast = beam_search(translator.model.decoder(src_BS, 3), limits, **wish)
+    fast = beam_search(CachedDecoder.of(translator.model, src_BS, 3), limits, **wish)
     slow = beam_search(WithoutCache(translator.model, src_BS, 3), limits, **wish)
     for one, other in zip(itertools.chain(*fast), itertools.chain(*slow), strict=True):
         assert (one.tokens, one.finished) == (other.tokens, other.finished)
@@ -560,7 +562,7 @@ def test_a_decoder_in_half_precision_follows_the_one_in_float32(tokenizer, preci
         weight.data = weight.data.to(precision)
     generator = torch.Generator().manual_seed(4)
     src_BS = torch.randint(4, 400, (9, 6), generator=generator)
-    decoders, order = [model.decoder(src_BS, 2) for model in (exact, half)], torch.arange(18)
+    decoders, order = [CachedDecoder.of(model, src_BS, 2) for model in (exact, half)], torch.arange(18)
     for leaving in (0, 0, 4, 2, 2, 0, 1) * 3:
         if len(order) == 2:
             break

@@ -18,7 +18,8 @@ from nmt.errors import NmtError
 from nmt.runs import checkpoint
 from nmt.training import loop, saver, step
 from nmt.training.loop import train_model
-from nmt.training.step import OutOfMemory, Trainer, prepare, probe_memory, train_step
+from nmt.training.memory import probe_memory
+from nmt.training.step import OutOfMemory, Trainer, prepare, train_step
 from nmt.training.watchdog import Heartbeat, SkippedSteps
 from tiny import ALONE, as_on_a_gpu, at, equal, final, metrics, settings, state, weights, worker
 

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from forked import forked
 from nmt.decoding import worker_pool
-from nmt.decoding.translator import Counts, Options
+from nmt.decoding.options import Counts, Options
 from nmt.decoding.worker_pool import most_processes, share_out
 from nmt.errors import DataError, NmtError
 from test_translation import ENGLISH, make, tokenizer, words  # noqa: F401

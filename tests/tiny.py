@@ -17,7 +17,7 @@ from nmt.corpus import Normaliser
 from nmt.corpus.guard import leaks
 from nmt.corpus.parallel import Workers
 from nmt.data.dataset import encode_corpus
-from nmt.data.tokenizer import train_bpe
+from nmt.data.train_tokenizer import train_bpe
 from nmt.distributed.gpu_defaults import Gpu
 from nmt.distributed.launcher import die_with_parent
 from nmt.distributed.world import World

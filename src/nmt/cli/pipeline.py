@@ -57,7 +57,7 @@ def clean(
 def bpe(config: Recipe = None, changes: Changes = None, as_json: AsJson = False) -> None:
     """Train the subword vocabulary and prove it."""
     verification = read_json(_run_until(config, changes, "bpe").writes / "verification.json")
-    from nmt.data.tokenizer import verification_lines
+    from nmt.data.train_tokenizer import verification_lines
 
     print_result(verification, verification_lines(verification), as_json)
 

@@ -51,7 +51,8 @@ def translate(
 ) -> None:
     """Translate a file, or stdin line by line."""
     from nmt.decoding.files import translate_file
-    from nmt.decoding.translator import Options, Translator
+    from nmt.decoding.options import Options
+    from nmt.decoding.translator import Translator
 
     if output != STANDARD and Path(output).exists() and not force:
         raise ConfigError(f"{output} exists; give --force to write over it.")
@@ -110,7 +111,8 @@ def evaluate(
 
 def _compared(found: Any, against: Path) -> list[str]:
     """What each score was in an earlier result; refused where the two don't stand on the same ground."""
-    from nmt.evaluation.metrics import better_if, check_comparable
+    from nmt.evaluation.metrics import check_comparable
+    from nmt.evaluation.report import better_if
 
     earlier = read_json(against)
     if "split" not in earlier or "split" not in found:
@@ -132,21 +134,21 @@ def _against_files(
     hyps: Sequence[str], refs: Sequence[Path], src: Path | None, tgt: str, config: Config
 ) -> tuple[Any, list[str]]:
     """The scores of text against references that lie in files."""
-    from nmt.evaluation import metrics
+    from nmt.evaluation import metrics, report
 
     # As in SET.refs.LANG of clean, a TAB sets further references of a line apart.
     cells = ([ref for text in row for ref in text.split("\t")] for row in read_aligned(*refs))
     systems, rows = _systems(hyps), [[ref for ref in row if ref] or [""] for row in cells]
     if len(systems) > 1:
         compared = metrics.compare(systems, rows, tgt, config.eval)
-        return compared, metrics.comparison_lines(compared)
+        return compared, report.comparison_lines(compared)
     (lines,) = systems.values()
     if src is not None:
-        result = metrics.evaluate(lines, read_lines(src), rows, tgt, config.eval)
-        return result, metrics.report_lines(result)
+        result = report.evaluate(lines, read_lines(src), rows, tgt, config.eval)
+        return result, report.report_lines(result)
     scores = metrics.score(lines, rows, tgt, config.eval)
     plain = {name: asdict(one) for name, one in scores.items()}
-    return plain, metrics.score_lines(plain)
+    return plain, report.score_lines(plain)
 
 
 def _against_test_set(
@@ -177,10 +179,10 @@ def _against_test_set(
         return result, score_lines(result)
     systems = _systems(hyps)
     if len(systems) > 1:
-        from nmt.evaluation import metrics
+        from nmt.evaluation import metrics, report
 
         compared = metrics.compare(systems, refs, config.data.tgt, config.eval)
-        return compared, metrics.comparison_lines(compared)
+        return compared, report.comparison_lines(compared)
     (lines,) = systems.values()
     result = evaluate_test(config, folder, lines, trained_on=seen)
     return result, score_lines(result)

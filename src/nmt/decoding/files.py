@@ -9,7 +9,8 @@ from typing import BinaryIO
 
 from tqdm import tqdm
 
-from nmt.decoding.translator import WINDOW, Counts, Options, PairScore, Translation, Translator
+from nmt.decoding.options import Counts, Options, PairScore, Translation
+from nmt.decoding.translator import WINDOW, Translator
 from nmt.errors import DataError, counted
 from nmt.io import STANDARD, lines_of, read_aligned, read_lines, write_lines
 

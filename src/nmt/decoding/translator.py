@@ -3,7 +3,7 @@
 import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -18,6 +18,7 @@ from nmt.config import Config, TranslateConfig
 from nmt.corpus import Normaliser
 from nmt.data.batching import batches
 from nmt.data.tokenizer import Tokenizer, load_tokenizers
+from nmt.decoding.options import Counts, Options, PairScore, Translation
 from nmt.decoding.search import Hypothesis, beam_search, greedy_search, sample
 from nmt.decoding.sentence_splitter import cut_to_fit
 from nmt.decoding.worker_pool import most_processes, share_out
@@ -25,7 +26,7 @@ from nmt.distributed import gpu_defaults
 from nmt.distributed.host import warn_of_slow
 from nmt.distributed.world import choose_device, gpu_of, limit_onednn_cache
 from nmt.errors import CheckpointError, ConfigError, DataError, counted
-from nmt.evaluation.outputs import is_repeated
+from nmt.model.cached_decoder import CachedDecoder
 from nmt.model.transformer import Transformer
 from nmt.runs.checkpoint import load_model
 from nmt.runs.identity import check_as_trained
@@ -42,61 +43,6 @@ PORTION = 10_000
 
 CONTROLS = str.maketrans(dict.fromkeys([*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029], " "))
 """A model can spell these with byte pieces; in its output a line end would make two lines of one."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """What one call may want beyond the settings of `translate`."""
-
-    n_best: int = 1
-    """Translations of each line, best first; fewer if the search finds fewer."""
-    sample: bool = False
-    """Draw translations by chance instead of searching for the likeliest."""
-    temperature: float = 1.0
-    """Below 1 likely tokens are drawn even more often."""
-    top_k: int = 0
-    """Draw from so many of the likeliest tokens; 0 is all."""
-    top_p: float = 1.0
-    """Draw from the fewest likeliest tokens that have this share of the probability."""
-    seed: int = 1
-    """Chance depends on this, the number of the line and nothing else."""
-    max_length: int = 0
-    """Tokens of the longest translation; 0 leaves it to translate.max_length_offset."""
-
-    def __post_init__(self) -> None:
-        problems = {
-            f"--n-best is {self.n_best}; give at least 1.": self.n_best < 1,
-            f"--temperature is {self.temperature}; give a number from 0.001 to 1000.": not (
-                0.001 <= self.temperature <= 1000
-            ),
-            f"--top-k is {self.top_k}; give 0 (all) or more.": self.top_k < 0,
-            f"--top-p is {self.top_p}; give a share from 0.000001 to 1.": not 0.000001 <= self.top_p <= 1,
-            f"--seed is {self.seed}; give 0 or more.": self.seed < 0,
-            f"--max-length is {self.max_length}; give 0 (no limit of its own) or more.": self.max_length < 0,
-        }
-        if any(problems.values()):
-            raise ConfigError(*(text for text, found in problems.items() if found))
-
-
-class Translation(NamedTuple):
-    """One translation of a line. If the line was translated in parts, the numbers are the sums of theirs."""
-
-    text: str
-    score: float
-    """Log-probability over the length penalty."""
-    logp: float
-    """Natural log-probability of the tokens and eos."""
-    finished: bool
-    """False where the length limit cut it off."""
-
-
-class PairScore(NamedTuple):
-    """What a model says of a given translation."""
-
-    logp: float
-    """Natural log-probability of the target's tokens and eos, given the source."""
-    tokens: int
-    """How many those are, eos among them."""
 
 
 class _Part(NamedTuple):
@@ -118,47 +64,6 @@ Share = Callable[[int, Callable[[int], Any]], Iterator[tuple[int, Any]]]
 
 BATCH_MULTIPLE = 4
 """Batches come in such multiples on a CPU, where processes share them. So one, two or four have equal work."""
-
-
-@dataclass
-class Counts:
-    """What happened to the lines of a translation."""
-
-    lines: int = 0
-    blank: int = 0
-    """Empty lines in the input; the model is not asked."""
-    invalid: int = 0
-    """Lines with bytes that are not UTF-8."""
-    split: int = 0
-    """Lines that were too long to be translated whole."""
-    empty: int = 0
-    """Lines with words whose translation has none."""
-    repeated: int = 0
-    """Translations that repeat themselves, as eval counts them."""
-    cut: int = 0
-    """Translations that had not ended at the length limit."""
-
-    def add(self, src: str, parts: int, best: Translation) -> None:
-        """Count a line by its text, the number of its parts and its best translation."""
-        self.lines += 1
-        self.blank += not parts
-        self.split += parts > 1
-        self.empty += parts > 0 and not best.text
-        self.repeated += is_repeated(best.text, src)
-        self.cut += not best.finished
-
-    def report(self) -> str:
-        """One line for a person: all that is not as it should be."""
-        names = {
-            "blank": "blank in the input",
-            "invalid": "not UTF-8",
-            "split": "translated in parts",
-            "empty": "with an empty translation",
-            "repeated": "with a translation that repeats itself",
-            "cut": "cut at the length limit",
-        }
-        told = [f"{getattr(self, name):,} {text}" for name, text in names.items() if getattr(self, name)]
-        return counted(self.lines, "line") + (f": {', '.join(told)}" if told else "")
 
 
 class Translator:
@@ -343,7 +248,7 @@ class Translator:
             draws = [self._sample(src_BS, limits, parts, prefixes, options, draw) for draw in range(options.n_best)]
             return [sorted(hyps, key=lambda hyp: -hyp.logp) for hyps in zip(*draws, strict=True)]
         beam = self.settings.beam
-        decoder = self.model.decoder(src_BS, beam)
+        decoder = CachedDecoder.of(self.model, src_BS, beam)
         if beam == 1:
             return [[hyp] for hyp in greedy_search(decoder, limits, prefixes, device=self.device)]
         return beam_search(
@@ -370,7 +275,7 @@ class Translator:
         numbers = [np.random.SeedSequence((options.seed, part.line, part.number, draw)) for part in parts]
         seeds = [int(number.generate_state(1, np.uint64)[0]) >> 1 for number in numbers]
         return sample(
-            self.model.decoder(src_BS, 1),
+            CachedDecoder.of(self.model, src_BS, 1),
             limits,
             generators=[torch.Generator().manual_seed(seed) for seed in seeds],
             temperature=options.temperature,

@@ -18,7 +18,8 @@ import torch
 
 from nmt.config import Config
 from nmt.data.tokenizer import Tokenizer, load_tokenizers
-from nmt.decoding.translator import Options, Translation, Translator
+from nmt.decoding.options import Options, Translation
+from nmt.decoding.translator import Translator
 from nmt.diagnostics.trial_runs import COMPARABLE, SAVE_EVERY, STEPS, TrialRuns, hashes, options, read_losses
 from nmt.distributed import host
 from nmt.distributed.world import choose_device

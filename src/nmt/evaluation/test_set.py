@@ -5,7 +5,7 @@ from typing import Any
 
 from nmt.config import Config
 from nmt.errors import counted
-from nmt.evaluation.metrics import evaluate, report_lines
+from nmt.evaluation.report import evaluate, report_lines
 from nmt.io import read_lines, read_object
 
 MOST_PARTS = 5
@@ -18,7 +18,7 @@ def read_test_set(clean: Path, src: str, tgt: str) -> tuple[list[str], list[list
 
 
 def evaluate_test(config: Config, clean: Path, hyps: list[str], *, trained_on: int) -> dict[str, Any]:
-    """`nmt.evaluation.metrics.evaluate` on the test set, and on each of its parts where the corpus is made of a few.
+    """`nmt.evaluation.report.evaluate` on the test set, and on each of its parts where the corpus is made of a few.
 
     `trained_on` is how many of its lines the run was trained on; `reference_form` in the result is what `clean` says of
     references that are not in the form of the training text, or None.

@@ -183,7 +183,7 @@ def _clean(config: Config, corpus: Path, hashes: Mapping[str, str], out: Path) -
 
 
 def _bpe(config: Config, clean: Path, out: Path) -> None:
-    from nmt.data.tokenizer import train_bpe
+    from nmt.data.train_tokenizer import train_bpe
 
     train_bpe(clean, config.bpe, (config.clean.columns[0], config.clean.columns[1]), out)
 

@@ -30,10 +30,11 @@ from nmt.runs.identity import TrainPaths, unchanged
 from nmt.runs.opening import open_run
 from nmt.runs.overlap import warn_of_overlap
 from nmt.runs.run_dir import RunDir
+from nmt.training.memory import probe_memory
 from nmt.training.metrics_logger import MetricsLogger, duration
 from nmt.training.resume import require_equal_settings, require_equal_state, require_shared, resume, settle
 from nmt.training.saver import Saver, write_status
-from nmt.training.step import StepStats, Trainer, Update, derive_seed, prepare, probe_memory, train_step
+from nmt.training.step import StepStats, Trainer, Update, derive_seed, prepare, train_step
 from nmt.training.validation import DevSet, Progress, choose_final, validate
 from nmt.training.watchdog import GracefulShutdown, Heartbeat, SkippedSteps, preempted
 

@@ -371,7 +371,8 @@ def measure(config: Config, encode: Path, device: str, steps: int = 5) -> dict[s
     from nmt.data.batching import plan_epoch
     from nmt.data.dataset import open_dataset
     from nmt.distributed.world import World, choose_device
-    from nmt.training.step import Trainer, prepare, probe_memory, train_step
+    from nmt.training.memory import probe_memory
+    from nmt.training.step import Trainer, prepare, train_step
 
     data = open_dataset(encode, "train", config.data.src, config.data.tgt)
     world = World(0, 1, choose_device(device))
