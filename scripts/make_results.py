@@ -51,7 +51,7 @@ def read_result(split: str, run: Path) -> Result:
         raise DataError(f"{run} is not in {RUNS}/ of this folder, so it is not known whether it is up to date.")
     config, provenance = read_config(run), read_object(run / "provenance.json")
     states = engine.status(stages.build_stages(config, run.name))
-    if outdated := [state for state in states if state.word != "fresh"]:
+    if outdated := [state for state in states if state.word != "up_to_date"]:
         raise DataError(f"{run} is not up to date ({outdated[0]}); finish it with nmt run.")
     final, status = read_object(run / "final" / "state.json"), read_object(run / "status.json")
     scores = read_object(states[-1].stage.writes / "scores.json")

@@ -205,19 +205,19 @@ def folder(pipeline_run, tmp_path) -> Path:
 
 
 def test_after_an_average_the_training_is_up_to_date_and_what_uses_the_model_is_not(folder):
-    assert set(words(folder).values()) == {"fresh"}
+    assert set(words(folder).values()) == {"up_to_date"}
     ended = nmt(folder, "average", RUN, "--last", "1", "--force")
     assert ended.code == 0, ended.told
     assert f"{RUN}/final-before" in ended.told
-    assert words(folder) == {"clean": "fresh", "bpe": "fresh", "encode": "fresh", "train": "fresh",
-                             "translate": "stale", "eval": "waits"}  # fmt: skip
+    assert words(folder) == {"clean": "up_to_date", "bpe": "up_to_date", "encode": "up_to_date", "train": "up_to_date",
+                             "translate": "out_of_date", "eval": "blocked"}  # fmt: skip
     ended = nmt(folder, "run", "-c", "tiny.yaml")
     assert "finished; nothing to do" not in ended.told
-    assert set(words(folder).values()) == {"fresh"}
+    assert set(words(folder).values()) == {"up_to_date"}
     ended = nmt(folder, "average", RUN, "--restore")
     assert "is the former one again" in ended.told
-    assert words(folder)["train"] == "fresh"
-    assert words(folder)["translate"] == "stale"
+    assert words(folder)["train"] == "up_to_date"
+    assert words(folder)["translate"] == "out_of_date"
 
 
 def test_an_average_that_stays_beside_leaves_every_stage_up_to_date(folder):
@@ -225,7 +225,7 @@ def test_an_average_that_stays_beside_leaves_every_stage_up_to_date(folder):
     assert ended.code == 0, ended.told
     told = ended.told.split("\n")
     if "the final model stays" in ended.told:
-        assert set(words(folder).values()) == {"fresh"}
+        assert set(words(folder).values()) == {"up_to_date"}
         assert f"{RUN}/average" in told[-2]
     assert "on the whole dev set: average of 1 has " in told[0]
 
@@ -233,9 +233,9 @@ def test_an_average_that_stays_beside_leaves_every_stage_up_to_date(folder):
 def test_a_run_whose_final_model_was_changed_otherwise_stays_out_of_date(folder):
     with (folder / RUN / "final/state.json").open("a") as stream:
         stream.write(" ")
-    assert words(folder)["train"] == "stale"
+    assert words(folder)["train"] == "out_of_date"
     nmt(folder, "average", RUN, "-o", "elsewhere")
-    assert words(folder)["train"] == "stale"
+    assert words(folder)["train"] == "out_of_date"
 
 
 def test_no_average_is_made_while_a_training_is_in_the_run(folder):

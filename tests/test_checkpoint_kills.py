@@ -252,10 +252,10 @@ def test_a_kill_at_any_moment_of_a_stage_leaves_it_fresh_or_to_be_done_again(tmp
 
     for run in each_moment(tmp_path, 10, stale, lambda run: engine.act(stage(run))):
         word = engine.status([stage(run)])[0].word
-        if word == "fresh":
+        if word == "up_to_date":
             assert (run / "clean-1" / "text").read_text() == "one\ntwo\n"
         for path in run.iterdir():
             os.utime(path, (0, 0))  # What was left behind is swept once it is old.
         engine.act(stage(run))
-        assert engine.status([stage(run)])[0].word == "fresh"
+        assert engine.status([stage(run)])[0].word == "up_to_date"
         assert [path.name for path in run.iterdir()] == ["clean-1"]

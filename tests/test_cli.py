@@ -302,7 +302,7 @@ def test_numbers_come_as_json_when_asked_for(tmp_path: Path) -> None:
     (tmp_path / "data/mini/raw/mini.txt").write_text("One.\t一。\n", encoding="utf-8")
     states = json.loads(nmt("status", "-c", "demo", "--json", cwd=tmp_path).stdout)
     assert [state["stage"] for state in states] == ["clean", "bpe", "encode", "train", "translate", "eval"]
-    assert states[0]["state"] == "absent"
+    assert states[0]["state"] == "missing"
     assert json.loads(nmt("plan", "-c", "base", "--json", cwd=tmp_path).stdout)["parameters"]["total"] > 4e7
     assert json.loads(nmt("config", "show", "--json", cwd=tmp_path).stdout)["model"]["d_model"] == 512
 

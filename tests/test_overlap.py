@@ -16,7 +16,7 @@ from nmt.io import read_lines, write_lines
 from nmt.runs import overlap
 from nmt.runs.run_dir import RunDir
 from nmt.training.loop import train_model
-from test_street import fresh_clone, nmt
+from test_end_to_end import fresh_clone, nmt
 from tiny import ALONE, at, settings
 
 NORMALISER = Normaliser("simplified", {"en": False, "zh": True})

@@ -119,4 +119,4 @@ def test_an_installed_wheel_runs_the_demo_and_the_doctor_in_an_empty_folder(tmp_
     assert (home / "data/mini/raw/mini.txt").read_bytes() == (ROOT / "data/mini/raw/mini.txt").read_bytes()
     # The same text from another place: nothing is out of date.
     states = json.loads(nmt("status", "-c", "demo", *short, "--json").stdout)
-    assert {state["state"] for state in states} == {"fresh"}
+    assert {state["state"] for state in states} == {"up_to_date"}

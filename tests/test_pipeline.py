@@ -79,10 +79,10 @@ def street(tmp_path: Path) -> Street:
 
 
 def test_a_street_that_was_walked_is_fresh_and_is_not_walked_again(street: Street) -> None:
-    assert street.words() == ["absent", "waits", "waits"]
+    assert street.words() == ["missing", "blocked", "blocked"]
     run(street)
     assert street.acted == ["upper", "count", "report"]
-    assert street.words() == ["fresh", "fresh", "fresh"]
+    assert street.words() == ["up_to_date", "up_to_date", "up_to_date"]
     run(street)
     assert street.acted == ["upper", "count", "report"]
 
@@ -91,8 +91,8 @@ def test_a_changed_setting_is_named_with_the_old_and_the_new_value(street: Stree
     run(street)
     street.upper_settings = {"upper": {"mark": "?"}}
     states = status(street())
-    assert str(states[0]) == "upper: stale, upper.mark: ! -> ?"
-    assert str(states[1]) == "count: waits for upper"
+    assert str(states[0]) == "upper: out of date, upper.mark: ! -> ?"
+    assert str(states[1]) == "count: blocked by upper"
 
 
 def test_a_changed_file_is_named(street: Street) -> None:
@@ -118,7 +118,7 @@ def test_two_settings_have_two_folders_and_going_back_is_fresh(street: Street) -
     run(street)
     assert len(list((street.folder / "data").glob("upper-*"))) == 2
     street.upper_settings = {"upper": {"mark": "!"}}
-    assert street.words() == ["fresh", "fresh", "fresh"]
+    assert street.words() == ["up_to_date", "up_to_date", "up_to_date"]
 
 
 def test_a_new_format_makes_old_output_stale(street: Street) -> None:
@@ -131,13 +131,13 @@ def test_output_that_was_cut_or_lost_is_made_again(street: Street) -> None:
     run(street)
     text = street()[0].writes / "text"
     text.write_text("HEL")
-    assert street.words()[0] == "stale"
+    assert street.words()[0] == "out_of_date"
     run(street)
     assert text.read_text() == "HELLO\n"
     text.unlink()
-    assert street.words()[:2] == ["stale", "waits"]
+    assert street.words()[:2] == ["out_of_date", "blocked"]
     run(street)
-    assert street.words() == ["fresh", "fresh", "fresh"]
+    assert street.words() == ["up_to_date", "up_to_date", "up_to_date"]
 
 
 @pytest.mark.parametrize("position", [0, 1, 2])
@@ -148,7 +148,7 @@ def test_output_that_was_changed_to_the_same_size_and_time_is_made_again(street:
     content, facts = text.read_text(), text.stat()
     text.write_text("9" * len(content))
     os.utime(text, ns=(facts.st_atime_ns, facts.st_mtime_ns))
-    assert str(status(street())[position]) == f"{stage.name}: stale, {text} is not as it was made"
+    assert str(status(street())[position]) == f"{stage.name}: out of date, {text} is not as it was made"
     run(street)
     assert text.read_text() == content
 
@@ -157,24 +157,24 @@ def test_a_status_says_which_other_version_of_a_package_has_made_what_is_there(
     street: Street, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(street)
-    assert str(status(street())[0]) == f"upper: fresh ({street()[0].writes})"
+    assert str(status(street())[0]) == f"upper: up to date ({street()[0].writes})"
     now = engine._versions()
     monkeypatch.setattr(engine, "_versions", lambda: now | {"sacrebleu": "99.1", "torch": "0.1"})
     told = f"made with sacrebleu {now['sacrebleu']}, here is sacrebleu 99.1"
-    assert next(map(str, status(street()))) == f"upper: fresh ({street()[0].writes}); {told}"
+    assert next(map(str, status(street()))) == f"upper: up to date ({street()[0].writes}); {told}"
     monkeypatch.setattr(engine, "_versions", lambda: {})
     assert status(street())[1].reason.endswith("here is sacrebleu not installed")
-    assert street.words() == ["fresh"] * 3
+    assert street.words() == ["up_to_date"] * 3
 
 
 def test_a_folder_without_its_stamp_was_never_finished(street: Street) -> None:
     run(street)
     (street()[0].writes / "stamp.json").unlink()
-    assert street.words()[0] == "absent"
+    assert street.words()[0] == "missing"
     (street()[0].writes / "stamp.json").write_text("{ half a stam")
-    assert street.words()[0] == "absent"
+    assert street.words()[0] == "missing"
     run(street)
-    assert street.words() == ["fresh", "fresh", "fresh"]
+    assert street.words() == ["up_to_date", "up_to_date", "up_to_date"]
 
 
 def test_a_stage_that_fails_leaves_nothing_under_any_name(street: Street, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,13 +196,13 @@ def test_a_stage_with_a_result_goes_on_in_its_own_folder(street: Street) -> None
     folder = street.folder / "run"
     folder.mkdir()
     (folder / "checkpoint").write_text("step 7")
-    assert str(status(street())[2]) == "report: begun, not finished"
+    assert str(status(street())[2]) == "report: started, not finished"
     run(street)
     assert (folder / "checkpoint").read_text() == "step 7"
     (folder / "checkpoint").unlink()
-    assert street.words()[2] == "fresh", "only the result counts"
+    assert street.words()[2] == "up_to_date", "only the result counts"
     (folder / "final" / "text").unlink()
-    assert street.words()[2] == "stale"
+    assert street.words()[2] == "out_of_date"
 
 
 def test_run_stops_after_the_wanted_stage_and_refuses_an_unknown_one(street: Street) -> None:
@@ -213,7 +213,7 @@ def test_run_stops_after_the_wanted_stage_and_refuses_an_unknown_one(street: Str
 
 
 def test_a_walk_that_begins_later_does_not_make_what_comes_before(street: Street) -> None:
-    with pytest.raises(DataError, match="count: waits for upper"):
+    with pytest.raises(DataError, match="count: blocked by upper"):
         run(street, since="count")
     run(street, "count")
     run(street, since="report")
@@ -224,8 +224,8 @@ def test_a_stage_waits_for_the_nearest_stage_that_is_not_fresh(street: Street) -
     run(street)
     (street()[1].writes / "text").write_text("changed by hand")
     assert [str(state).split(" ", 1)[1] for state in status(street())[1:]] == [
-        f"stale, {street()[1].writes / 'text'} is not as it was made",
-        "waits for count",
+        f"out of date, {street()[1].writes / 'text'} is not as it was made",
+        "blocked by count",
     ]
 
 
@@ -321,7 +321,7 @@ def test_two_that_walk_at_once_both_end_with_a_whole_street(street: Street) -> N
     for thread in threads:
         thread.join()
     assert errors == []
-    assert street.words()[:2] == ["fresh", "fresh"]
+    assert street.words()[:2] == ["up_to_date", "up_to_date"]
     assert not list((street.folder / "data").glob(".*.part"))
     assert not list((street.folder / "data").glob(".*.old"))
 

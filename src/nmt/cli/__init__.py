@@ -1,4 +1,4 @@
-"""The command line: which commands there are, in street order, and how what goes wrong is told.
+"""The command line: the commands, in the order of the pipeline, and how errors are reported.
 
 Data goes to stdout, everything else to stderr. Exit codes: 0 done, 1 failed, 2 usage or settings, 130 and 143 on a
 signal.
@@ -24,7 +24,7 @@ HELP = {"help_option_names": ["-h", "--help"]}
 
 
 class Commands(TyperGroup):
-    """The commands; when the reader of our output goes away (`nmt translate | head`), nothing is left to say."""
+    """The commands; a closed pipe (`nmt translate | head`) ends them without an error."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -49,8 +49,8 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def general(
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Warnings and errors only.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="The traceback with an error, and more in the log.")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Show warnings and errors only.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and debug messages.")] = False,
     version: Annotated[
         bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_version)
     ] = False,
@@ -59,8 +59,8 @@ def general(
 
     raw text -> clean -> bpe -> encode -> train -> translate -> eval
 
-    What acts on a recipe needs -c FILE (settings); --set section.key=value changes one. -q and --debug may stand
-    anywhere.
+    Commands that use a recipe need -c FILE; --set section.key=value overrides one setting. -q and --debug may be
+    given anywhere.
     """
     set_up_logging(logging.DEBUG if debug else logging.WARNING if quiet else logging.INFO)
 
@@ -87,12 +87,12 @@ app.add_typer(tools.config_app, name="config", context_settings=HELP)
 
 
 def main() -> NoReturn:
-    """Run the command that the process was started with, and leave with its exit code."""
+    """Run the command of this process and exit with its code."""
     run_and_exit(lambda words: app(words, prog_name="nmt"), _general_first(sys.argv[1:]))
 
 
 def run_and_exit(command: Callable[[Sequence[str]], object], words: Sequence[str]) -> NoReturn:
-    """Run a command with these words, and leave with its exit code; what goes wrong is printed as what, where, next."""
+    """Run a command with these arguments and exit with its code; errors are printed as what, where and what next."""
     use_utf8()
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
@@ -116,13 +116,13 @@ def run_and_exit(command: Callable[[Sequence[str]], object], words: Sequence[str
 
 
 def _close_stdout() -> None:
-    """Let what is still to be written go nowhere: the interpreter flushes once more at exit, and would complain."""
+    """Discard unwritten output: the interpreter flushes stdout at exit, which would fail again."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _general_first(words: list[str]) -> list[str]:
-    """The command line with `-q`, `--quiet` and `--debug` before the command, wherever they stood."""
+    """Move `-q`, `--quiet` and `--debug` in front of the command."""
     end = words.index("--") if "--" in words else len(words)
     general = [word for word in words[:end] if word in ("-q", "--quiet", "--debug")]
     return general + [word for word in words[:end] if word not in general] + words[end:]

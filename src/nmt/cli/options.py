@@ -1,4 +1,4 @@
-"""Options that several commands have, and how they print what they found."""
+"""Options that several commands share, and printing of results."""
 
 import json
 from collections.abc import Iterable
@@ -12,23 +12,23 @@ from nmt.errors import ConfigError
 
 ConfigFile = Annotated[
     str | None,
-    typer.Option("-c", "--config", metavar="FILE", help="Settings: a file here, in configs/, or a shipped recipe."),
+    typer.Option("-c", "--config", metavar="FILE", help="Settings file: a path, in configs/, or a bundled recipe."),
 ]
 Recipe = Annotated[
     str | None,
     typer.Option(
-        "-c", "--config", metavar="FILE", help="Required: a settings file here, in configs/, or a shipped recipe."
+        "-c", "--config", metavar="FILE", help="Settings file (required): a path, in configs/, or a bundled recipe."
     ),
 ]
 Changes = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one setting; may be given many times."),
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override one setting; repeatable."),
 ]
 Device = Annotated[str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda, cuda:1 or mps.")]
-Name = Annotated[str | None, typer.Option("--name", metavar="NAME", help="Name of the run, else RECIPE.SRC-TGT.")]
+Name = Annotated[str | None, typer.Option("--name", metavar="NAME", help="Name of the run; default: RECIPE.SRC-TGT.")]
 RunFolder = Annotated[
     Path | None,
-    typer.Option("--run", metavar="FOLDER", help="The run to use, else the newest whose training is finished."),
+    typer.Option("--run", metavar="FOLDER", help="Run folder; default: the newest finished run."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Processes = Annotated[
@@ -37,13 +37,13 @@ Processes = Annotated[
         "--processes",
         metavar="N",
         min=0,
-        help="Processes on this machine that share the training; 0: one a core on a CPU, one where there is a GPU.",
+        help="Training processes on this machine; 0: one per core on a CPU, one on a GPU.",
     ),
 ]
 
 
 def load(recipe: str | None, changes: Iterable[str] | None) -> settings.Config:
-    """The settings of a command that makes or looks at something of a recipe, and so needs to be told which."""
+    """Load the settings of a command that requires a recipe."""
     if recipe is None:
         raise ConfigError(
             f"which recipe? Give it with -c FILE: one of {', '.join(settings.recipes())}, or a file of yours. "
@@ -53,7 +53,7 @@ def load(recipe: str | None, changes: Iterable[str] | None) -> settings.Config:
 
 
 def print_result(facts: Any, lines: Iterable[str], as_json: bool) -> None:
-    """Print to stdout: the facts as JSON, or the lines."""
+    """Print a result to stdout, as JSON or as lines."""
     if as_json:
         typer.echo(json.dumps(facts, ensure_ascii=False, indent=1))
     else:
@@ -62,7 +62,7 @@ def print_result(facts: Any, lines: Iterable[str], as_json: bool) -> None:
 
 
 def table(facts: dict[str, Any], indent: str = "") -> list[str]:
-    """Nested facts as aligned lines, names on the left."""
+    """Format nested values as aligned lines, names on the left."""
     width = max((len(name) for name, value in facts.items() if not isinstance(value, dict)), default=0)
     lines = []
     for name, value in facts.items():

@@ -1,4 +1,4 @@
-"""The commands that walk the street, whole or in part."""
+"""The commands that run the pipeline or a part of it."""
 
 import os
 import shlex
@@ -21,16 +21,16 @@ from nmt.runs.identity import TrainPaths
 
 def fetch(
     corpus: Annotated[
-        str, typer.Argument(metavar="CORPUS", help="cmn, mini (it ships with nmt), or a name for a corpus of yours.")
+        str, typer.Argument(metavar="CORPUS", help="cmn, mini (bundled), or a name for your own corpus.")
     ],
     origin: Annotated[
         str | None,
-        typer.Option("--from", metavar="PATH|URL", help="A file, a zip or a URL instead of the usual place."),
+        typer.Option("--from", metavar="PATH|URL", help="File, zip archive or URL to use instead of the default."),
     ] = None,
-    sha256: Annotated[str | None, typer.Option("--sha256", metavar="HEX", help="What the file must be.")] = None,
+    sha256: Annotated[str | None, typer.Option("--sha256", metavar="HEX", help="Expected SHA-256 of the file.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Get a raw corpus into data/CORPUS/raw/."""
+    """Download or copy a raw corpus into data/CORPUS/raw/."""
     from nmt.corpus import fetch as fetch_corpus
 
     check_name("CORPUS", corpus)
@@ -42,7 +42,7 @@ def clean(
     config: Recipe = None,
     changes: Changes = None,
     encoding: Annotated[
-        str | None, typer.Option("--encoding", metavar="NAME", help="Of the raw files: the setting clean.encoding.")
+        str | None, typer.Option("--encoding", metavar="NAME", help="Encoding of the raw files (sets clean.encoding).")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -55,7 +55,7 @@ def clean(
 
 
 def bpe(config: Recipe = None, changes: Changes = None, as_json: AsJson = False) -> None:
-    """Train the subword vocabulary and prove it."""
+    """Train the subword vocabulary and verify it."""
     verification = read_json(_run_until(config, changes, "bpe").writes / "verification.json")
     from nmt.data.train_tokenizer import verification_lines
 
@@ -63,7 +63,7 @@ def bpe(config: Recipe = None, changes: Changes = None, as_json: AsJson = False)
 
 
 def encode(config: Recipe = None, changes: Changes = None, as_json: AsJson = False) -> None:
-    """Turn the clean text into token ids."""
+    """Encode the clean text as token ids."""
     meta = read_json(_run_until(config, changes, "encode").writes / "meta.json")
     from nmt.data.dataset import table_of_counts
 
@@ -81,23 +81,23 @@ def train(
     name: Name = None,
     device: Device = "auto",
     processes: Processes = 0,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Begin again, whatever the run has.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Discard checkpoints and restart.")] = False,
     init_from: Annotated[
-        Path | None, typer.Option("--init-from", metavar="RUN", help="Begin with the weights of another run.")
+        Path | None,
+        typer.Option("--init-from", metavar="RUN", help="Initialise with the final weights of another run."),
     ] = None,
 ) -> None:
-    """Train the model, going on where it stopped.
+    """Train the model, resuming from the newest checkpoint.
 
-    The data is made first where it is missing or out of date. Ctrl-C and SIGTERM end the training after a save, and
-    the same command resumes it. The log says first what is trained, on what and for how many steps and epochs;
-    runs/NAME/metrics.jsonl and TensorBoard have every measurement.
+    Missing or outdated data is made first. Ctrl-C and SIGTERM save a checkpoint and stop; the same command resumes.
+    Metrics are in runs/NAME/metrics.jsonl and TensorBoard.
     """
     loaded = load(config, changes)
     options = {"device": device, "fresh": fresh, "init_from": init_from}
     if _launched():
         made = stages.build_stages(loaded, name, device=device, trainer=_trainer(1, **options))
         states = {state.stage.name: state.word for state in engine.status(made)}
-        if any(states[name] != "fresh" for name in ("clean", "bpe", "encode")):
+        if any(states[name] != "up_to_date" for name in ("clean", "bpe", "encode")):
             line = shlex.join(["nmt", "run", *_again(config, changes), "--upto", "encode"])
             raise ConfigError(f"several processes can't make the data; make it first: {line}")
         engine.act(made.train, stamps=is_main())
@@ -116,13 +116,13 @@ def run(
     name: Name = None,
     device: Device = "auto",
     processes: Processes = 0,
-    upto: Annotated[str | None, typer.Option("--upto", metavar="STAGE", help="The last stage to do.")] = None,
+    upto: Annotated[str | None, typer.Option("--upto", metavar="STAGE", help="Last stage to run.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Walk the whole street; what is fresh is skipped.
+    """Run the whole pipeline; skip stages that are up to date.
 
-    From the raw corpus of a recipe to the scores of its model, which go to stdout; the log goes to stderr. The corpus
-    of the recipe demo ships with nmt, and it takes a few minutes on a CPU: nmt run -c demo
+    Scores go to stdout, the log to stderr. The recipe demo uses a bundled corpus and takes a few minutes on a CPU:
+    nmt run -c demo
     """
     loaded = load(config, changes)
     if _launched():
@@ -138,7 +138,7 @@ def run(
 
 
 def status(config: Recipe = None, changes: Changes = None, name: Name = None, as_json: AsJson = False) -> None:
-    """Say what is fresh, what is not, and why."""
+    """Show which stages are up to date, and why not."""
     states = engine.status(stages.build_stages(load(config, changes), name))
     facts = [
         {"stage": s.stage.name, "state": s.word, "reason": s.reason, "folder": str(s.stage.writes)} for s in states
@@ -147,14 +147,14 @@ def status(config: Recipe = None, changes: Changes = None, name: Name = None, as
 
 
 def _launched() -> bool:
-    """Whether torchrun, or our own launch, started this process as one of several."""
+    """Whether torchrun or our launcher started this process as one of several."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 def _again(
     config: str | None, changes: Sequence[str] | None, name: str | None = None, device: str = "auto"
 ) -> list[str]:
-    """The same settings as words of another command line."""
+    """The same settings as arguments of another command."""
     words = ["-c", config] if config else []
     words += [word for change in changes or () for word in ("--set", change)]
     words += ["--name", name] if name else []
@@ -162,7 +162,7 @@ def _again(
 
 
 def _trainer(processes: int, **options: Any) -> stages.Trainer:
-    """Trains here, or in several processes of this machine; `options` are those of stages.train_here."""
+    """Return a function that trains here, or in several processes; `options` are those of stages.train_here."""
     if processes == 1:
         return partial(stages.train_here, **options)
 

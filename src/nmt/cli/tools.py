@@ -1,4 +1,4 @@
-"""The commands beside the street: what a training will cost, averaging, what a run holds, proofs, and the settings."""
+"""The other commands: plan, average, info, doctor, config."""
 
 import logging
 from dataclasses import asdict
@@ -24,10 +24,10 @@ def plan(
     config: Recipe = None,
     changes: Changes = None,
     device: Device = "auto",
-    measure: Annotated[bool, typer.Option("--measure", help="Time a few real steps and estimate the whole.")] = False,
+    measure: Annotated[bool, typer.Option("--measure", help="Time a few real steps.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say what a training will cost before it begins."""
+    """Estimate time, memory and epochs of a training."""
     from nmt.training import plan as planning
 
     loaded = load(config, changes)
@@ -54,18 +54,20 @@ def plan(
 
 
 def average(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
-    last: Annotated[int, typer.Option("--last", metavar="N", min=1, help="How many of the newest checkpoints.")] = 5,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")],
+    last: Annotated[int, typer.Option("--last", metavar="N", min=1, help="Number of newest checkpoints.")] = 5,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FOLDER", help="Where to; nothing is compared then.")
+        Path | None, typer.Option("-o", "--output", metavar="FOLDER", help="Write the average here without comparing.")
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Make it final without comparing the two on the dev set.")
+        bool, typer.Option("--force", help="Make the average final without comparing on the dev set.")
     ] = False,
-    restore: Annotated[bool, typer.Option("--restore", help="Make the former final model final again.")] = False,
+    restore: Annotated[
+        bool, typer.Option("--restore", help="Restore the final model that an average replaced.")
+    ] = False,
     device: Device = "auto",
 ) -> None:
-    """Average the newest checkpoints into a better final model."""
+    """Average the newest checkpoints, and keep the better model."""
     from nmt.runs.run_dir import read_config
 
     if restore and (output or force):
@@ -93,11 +95,11 @@ def average(
 
 def info(
     run: Annotated[
-        Path | None, typer.Argument(metavar="RUN", help="Folder of a run; else the newest finished.")
+        Path | None, typer.Argument(metavar="RUN", help="Run folder; default: the newest finished run.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what is in a run: state, scores, sizes."""
+    """Show a run: state, scores, sizes."""
     facts = describe_run(RunDir(run or newest_run()))
     print_result(facts, table(run_table(facts)), as_json)
 
@@ -105,7 +107,7 @@ def info(
 def doctor(
     config: ConfigFile = None, changes: Changes = None, device: Device = "auto", as_json: AsJson = False
 ) -> None:
-    """Prove on this machine and data that a training can be trusted."""
+    """Check that training resumes and decodes correctly here."""
     recipe = config or "demo"
     loaded = settings.load(recipe, changes or ())
     from nmt.diagnostics import doctor as checks
@@ -129,13 +131,13 @@ def doctor(
 
 @config_app.command("show")
 def show(config: ConfigFile = None, changes: Changes = None, as_json: AsJson = False) -> None:
-    """Print every setting with its sentence and, where it is no default, where it came from."""
+    """Print every setting with its description, kind and origin."""
     loaded, origins = settings.load_with_origins(config, changes or ())
     print_result(settings.to_dict(loaded), settings.show(loaded, origins), as_json)
 
 
 @config_app.command("check")
 def check(config: ConfigFile = None, changes: Changes = None) -> None:
-    """Say all that is wrong with the settings; nothing is read but the file itself."""
+    """Check a settings file, and report all of its errors."""
     loaded = settings.load(config, changes or ())
     typer.echo(f"{loaded.recipe}: all settings are good ({loaded.data.corpus}, {loaded.direction}).")

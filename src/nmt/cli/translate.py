@@ -25,29 +25,33 @@ log = logging.getLogger(__name__)
 
 def translate(
     source: Annotated[str, typer.Argument(metavar="[INPUT]", help="A text file; - is stdin.")] = STANDARD,
-    output: Annotated[str, typer.Option("-o", "--output", metavar="FILE", help="Where to; - is stdout.")] = STANDARD,
+    output: Annotated[str, typer.Option("-o", "--output", metavar="FILE", help="Output file; - is stdout.")] = STANDARD,
     run: RunFolder = None,
     changes: Changes = None,
     device: Device = "auto",
-    n_best: Annotated[int, typer.Option("--n-best", metavar="N", help="Columns: line, rank, score, text.")] = 1,
-    scores: Annotated[bool, typer.Option("--scores", help="The same columns for one translation a line.")] = False,
-    greedy: Annotated[bool, typer.Option("--greedy", help="The likeliest token each time: translate.beam=1.")] = False,
-    sample: Annotated[bool, typer.Option("--sample", help="Draw by chance instead of searching.")] = False,
-    temperature: Annotated[float, typer.Option("--temperature", help="Of the draw; below 1 is tamer.")] = 1.0,
-    top_k: Annotated[int, typer.Option("--top-k", help="Draw from the likeliest so many tokens; 0 is all.")] = 0,
-    top_p: Annotated[float, typer.Option("--top-p", help="Draw from the likeliest tokens of this share.")] = 1.0,
-    seed: Annotated[int, typer.Option("--seed", help="Of the draw.")] = 1,
+    n_best: Annotated[
+        int, typer.Option("--n-best", metavar="N", help="Print N translations a line: line, rank, score, text.")
+    ] = 1,
+    scores: Annotated[bool, typer.Option("--scores", help="Print the same columns for the best translation.")] = False,
+    greedy: Annotated[bool, typer.Option("--greedy", help="Greedy search (translate.beam=1).")] = False,
+    sample: Annotated[bool, typer.Option("--sample", help="Sample instead of beam search.")] = False,
+    temperature: Annotated[float, typer.Option("--temperature", help="Sampling temperature.")] = 1.0,
+    top_k: Annotated[int, typer.Option("--top-k", help="Sample from the K most likely tokens; 0: all.")] = 0,
+    top_p: Annotated[
+        float, typer.Option("--top-p", help="Sample from the most likely tokens with this total probability.")
+    ] = 1.0,
+    seed: Annotated[int, typer.Option("--seed", help="Sampling seed.")] = 1,
     max_length: Annotated[
-        int, typer.Option("--max-length", help="Most tokens of a translation; 0: by its source.")
+        int, typer.Option("--max-length", help="Maximum output length in tokens; 0: by the source.")
     ] = 0,
     prefix: Annotated[
-        Path | None, typer.Option("--prefix", metavar="FILE", help="How each translation begins, a line each.")
+        Path | None, typer.Option("--prefix", metavar="FILE", help="Forced target prefix of each line.")
     ] = None,
     window: Annotated[
         int | None,
-        typer.Option("--buffer", metavar="N", min=1, help="Lines to read before translating them; 1 answers each."),
+        typer.Option("--buffer", metavar="N", min=1, help="Lines to read before translating; 1: line by line."),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Write over an output file that exists.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing output file.")] = False,
 ) -> None:
     """Translate a file, or stdin line by line."""
     from nmt.decoding.files import translate_file
@@ -73,25 +77,26 @@ def translate(
 def evaluate(
     hyps: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[HYP]...", help="Translations; none takes those of the run, several are compared."),
+        typer.Argument(metavar="[HYP]...", help="Translations to score; none: those of the run; several: compared."),
     ] = None,
     refs: Annotated[
-        list[Path] | None, typer.Option("--ref", metavar="FILE", help="References, else the test set's; many times.")
+        list[Path] | None,
+        typer.Option("--ref", metavar="FILE", help="References, else those of the test set; repeatable."),
     ] = None,
     src: Annotated[Path | None, typer.Option("--src", metavar="FILE", help="Sources of HYP, with --ref.")] = None,
     tgt: Annotated[str | None, typer.Option("--tgt", metavar="LANG", help="Language of HYP, with --ref.")] = None,
     against: Annotated[
-        Path | None, typer.Option("--against", metavar="FILE", help="Earlier scores (scores.json) to compare with.")
+        Path | None, typer.Option("--against", metavar="FILE", help="Earlier scores.json to compare with.")
     ] = None,
     run: RunFolder = None,
     allow_overlap: Annotated[
-        bool, typer.Option("--allow-overlap", help="Score a test set though the run was trained on some of it.")
+        bool, typer.Option("--allow-overlap", help="Score the test set even if the run was trained on part of it.")
     ] = False,
     changes: Changes = None,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Score translations, each number with its signature."""
+    """Score translations: BLEU, chrF and TER with signatures."""
     if hyps and refs:
         if tgt is None:
             raise ConfigError("--ref needs --tgt: BLEU depends on the language (--tgt zh).")
@@ -110,7 +115,7 @@ def evaluate(
 
 
 def _compared(found: Any, against: Path) -> list[str]:
-    """What each score was in an earlier result; refused where the two don't stand on the same ground."""
+    """Compare with the scores of an earlier result; raise DataError where the two are not comparable."""
     from nmt.evaluation.metrics import check_comparable
     from nmt.evaluation.report import better_if
 
@@ -133,7 +138,7 @@ def _compared(found: Any, against: Path) -> list[str]:
 def _against_files(
     hyps: Sequence[str], refs: Sequence[Path], src: Path | None, tgt: str, config: Config
 ) -> tuple[Any, list[str]]:
-    """The scores of text against references that lie in files."""
+    """Score translations against reference files."""
     from nmt.evaluation import metrics, report
 
     # As in SET.refs.LANG of clean, a TAB sets further references of a line apart.
@@ -154,7 +159,7 @@ def _against_files(
 def _against_test_set(
     hyps: Sequence[str], given: Path | None, changes: Sequence[str], device: str, allow_overlap: bool
 ) -> tuple[Any, list[str]]:
-    """The scores of a run's own translation, or of others, on the run's test set."""
+    """Score a run's own translation, or others, on the run's test set."""
     from nmt.evaluation.test_set import evaluate_test, read_test_set, score_lines
     from nmt.runs.overlap import check_unseen
 
@@ -164,7 +169,7 @@ def _against_test_set(
     build = partial(stages.build_stages, config, run.resolve().name, device=device, allow_overlap=allow_overlap)
     states = {state.stage.name: state for state in engine.status(build())}
     clean, train = states["clean"], states["train"]
-    if clean.word != "fresh":
+    if clean.word != "up_to_date":
         raise DataError(f"{clean}; its test set is what is scored, so make it first (nmt clean).")
     if run.identity_file.exists():
         data = "encode/meta.json"
@@ -189,14 +194,14 @@ def _against_test_set(
 
 
 def score(
-    src: Annotated[Path, typer.Argument(metavar="SRC", help="A source on each line.")],
-    tgt: Annotated[Path, typer.Argument(metavar="TGT", help="Its translation on the same line.")],
-    output: Annotated[str, typer.Option("-o", "--output", metavar="FILE", help="Where to; - is stdout.")] = STANDARD,
+    src: Annotated[Path, typer.Argument(metavar="SRC", help="Source sentences, one a line.")],
+    tgt: Annotated[Path, typer.Argument(metavar="TGT", help="Their translations, line by line.")],
+    output: Annotated[str, typer.Option("-o", "--output", metavar="FILE", help="Output file; - is stdout.")] = STANDARD,
     run: RunFolder = None,
     changes: Changes = None,
     device: Device = "auto",
 ) -> None:
-    """Print the log-probability of given translations."""
+    """Print the log-probability of existing translations."""
     from nmt.decoding.files import score_files
     from nmt.decoding.translator import Translator
 
@@ -205,7 +210,7 @@ def score(
 
 
 def _run_and_settings(given: Path | None, changes: Sequence[str]) -> tuple[RunDir, Config]:
-    """The run that is meant, and its settings with changes on top; ConfigError if they contradict its training."""
+    """Return the run and its settings with overrides; raise ConfigError if they contradict its training."""
     run = RunDir(given) if given else newest_run()
     if given is None:
         log.info("taking %s, the newest run that is finished", run)
@@ -242,7 +247,7 @@ def _systems(hyps: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _lines(name: str) -> list[str]:
-    """All lines of a file or of stdin."""
+    """Read all lines of a file or of stdin."""
     if name == STANDARD:
         return [text for text, _ in lines_of(sys.stdin.buffer)]
     return read_lines(name)

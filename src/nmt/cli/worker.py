@@ -1,6 +1,6 @@
-"""One of the processes of a training that `nmt train` or `nmt run` has started: `python -m nmt.cli.worker FILE`.
+"""One process of a training started by `nmt train` or `nmt run`: `python -m nmt.cli.worker FILE`.
 
-FILE has what the starter knows already, as JSON: settings, folders, device. A worker makes no data and writes no stamp.
+FILE is JSON with the settings, folders and options. A worker makes no data and writes no stamp.
 """
 
 import json
@@ -36,7 +36,7 @@ def train_in_processes(config: Config, paths: TrainPaths, *, processes: int, opt
 
 
 def work(words: Sequence[str]) -> None:
-    """Train as the file says that the only word names."""
+    """Train with the settings, folders and options of the file that is the only argument."""
     given = json.loads(Path(words[0]).read_bytes())
     set_up_logging(given["log_level"])
     folders = {name: Path(path) for name, path in given["paths"].items()}
@@ -48,7 +48,7 @@ def work(words: Sequence[str]) -> None:
 
 
 def set_up_logging(level: int) -> None:
-    """Log to stderr: our own from `level` on, of other libraries what is wrong."""
+    """Log to stderr: our own messages from `level` on, warnings of other libraries."""
     logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr, force=True)
     logging.getLogger("nmt").setLevel(level)
 

@@ -540,7 +540,7 @@ class EvalConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """All settings, in street order."""
+    """All settings, in the order of the pipeline."""
 
     recipe: str = "default"
     """Stem of the file the settings came from; the first half of a run's name."""

@@ -135,7 +135,7 @@ def fill(
 
 
 def slots(src_lengths: Numbers, tgt_lengths: Numbers) -> int:
-    """Token slots of both sides of a batch, padding included."""
+    """The padded tokens of a batch, both sides together."""
     return len(src_lengths) * int(src_lengths.max() + tgt_lengths.max())
 
 

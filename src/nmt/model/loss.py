@@ -75,10 +75,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
 def label_smoothed_loss(
     hidden_ND: Tensor, weight_VD: Tensor, target_N: Tensor, smoothing: float
 ) -> tuple[Tensor, Tensor]:
-    """Cross-entropy and negative log-likelihood in nats, both summed over N real target tokens.
+    """Cross-entropy and negative log-likelihood in nats, both summed over the N target tokens.
 
-    The target distribution is (1-smoothing) onehot + smoothing/V (Szegedy et al. 2016, section 7). Only the first has
-    a gradient. Scores are float32 whatever the precision of the products.
+    The target distribution is (1-smoothing) onehot + smoothing/V (Szegedy et al. 2016, section 7). Only the
+    cross-entropy has a gradient. Logits are float32 whatever the precision of the matrix product.
     """
     loss, nll = _LinearCrossEntropy.apply(hidden_ND, weight_VD, target_N, smoothing)  # type: ignore[no-untyped-call]
     return loss, nll

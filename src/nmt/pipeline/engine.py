@@ -37,7 +37,7 @@ ContentHash = Callable[[Path], str]
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One house of the street."""
+    """One stage of a pipeline."""
 
     name: str
     reads: Mapping[str, Path]
@@ -76,20 +76,20 @@ class Stage:
 
 @dataclass(frozen=True)
 class State:
-    """How things stand with a stage, and why."""
+    """The state of a stage, and the reason."""
 
     stage: Stage
-    word: Literal["fresh", "stale", "absent", "waits"]
+    word: Literal["up_to_date", "out_of_date", "missing", "blocked"]
     reason: str = ""
 
     def __str__(self) -> str:
         note = f"; {self.reason}" if self.reason else ""
         words = {
-            "fresh": f"fresh ({self.stage.writes}){note}",
-            "waits": f"waits for {self.reason}",
-            "absent": self.reason,
+            "up_to_date": f"up to date ({self.stage.writes}){note}",
+            "blocked": f"blocked by {self.reason}",
+            "missing": self.reason,
         }
-        return f"{self.stage.name}: {words.get(self.word, f'stale, {self.reason}')}"
+        return f"{self.stage.name}: {words.get(self.word, f'out of date, {self.reason}')}"
 
 
 # ── what a stage reads ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -168,12 +168,12 @@ def make_stage(
 
 
 def status(stages: Sequence[Stage]) -> list[State]:
-    """How things stand with each stage, in the same order; nothing is done."""
+    """Return the state of each stage, in order, without running anything."""
     states: list[State] = []
     for stage in stages:
         state = _state(stage, [other.stage for other in states])
-        awaited = [s.stage.name for s in states if s.word != "fresh" and _reads_from(stage, s.stage)]
-        states.append(State(stage, "waits", awaited[-1]) if awaited else state)
+        awaited = [s.stage.name for s in states if s.word != "up_to_date" and _reads_from(stage, s.stage)]
+        states.append(State(stage, "blocked", awaited[-1]) if awaited else state)
     return states
 
 
@@ -185,19 +185,19 @@ def _state(stage: Stage, before: Sequence[Stage]) -> State:
     if stage.missing:
         makers = [other.name for other in before if any(path.is_relative_to(other.writes) for path in stage.missing)]
         if makers:
-            return State(stage, "waits", makers[-1])
-        return State(stage, "stale", f"{stage.missing[0]} is missing")
+            return State(stage, "blocked", makers[-1])
+        return State(stage, "out_of_date", f"{stage.missing[0]} is missing")
     stamp = read_stamp(stage.writes)
     if stamp.get("fingerprint") == stage.fingerprint:
         lost = _lost(stage, stamp)
         if lost:
-            return State(stage, "stale", f"{lost[0]} is not as it was made")
-        return State(stage, "fresh", _other_versions(stage, stamp))
+            return State(stage, "out_of_date", f"{lost[0]} is not as it was made")
+        return State(stage, "up_to_date", _other_versions(stage, stamp))
     stamp = stamp or _newest_stamp(stage)
     if stamp:
-        return State(stage, "stale", _why(stage, stamp))
+        return State(stage, "out_of_date", _why(stage, stamp))
     begun = stage.result and stage.writes.is_dir()
-    return State(stage, "absent", "begun, not finished" if begun else "not made yet")
+    return State(stage, "missing", "started, not finished" if begun else "not made yet")
 
 
 def _why(stage: Stage, stamp: Mapping[str, Any]) -> str:
@@ -241,7 +241,7 @@ def _other_versions(stage: Stage, stamp: Mapping[str, Any]) -> str:
 
 
 def run(build: Callable[[], S], upto: str | None = None, since: str | None = None) -> S:
-    """Do what isn't fresh from stage `since` up to `upto`, both included, and log what is; returns the stages after.
+    """Run the stages from `since` to `upto` that are not up to date, and return all stages afterwards.
 
     They are built anew after each stage that acted, for names of folders depend on what earlier stages wrote.
     """
@@ -252,21 +252,21 @@ def run(build: Callable[[], S], upto: str | None = None, since: str | None = Non
             raise ConfigError(f"there is no stage {name}; the pipeline has {', '.join(names)}.")
     for position in range(names.index(since) if since else 0, names.index(upto) + 1 if upto else len(names)):
         state = _state(stages[position], stages[:position])
-        if state.word != "fresh":
-            # It, or what it waits for, may have been made by another process since the stages were built.
+        if state.word != "up_to_date":
+            # Another process may have made it, or what it depends on, since the stages were built.
             stages = build()
             state = _state(stages[position], stages[:position])
         log.info("%s", state)
-        if state.word == "waits":
-            raise DataError(f"{state}, which is done before it: nmt run does all in order.")
-        if state.word != "fresh":
+        if state.word == "blocked":
+            raise DataError(f"{state}, which must be run before it; nmt run runs all stages in order.")
+        if state.word != "up_to_date":
             act(state.stage)
             stages = build()
     return stages
 
 
 def act(stage: Stage, *, stamps: bool = True) -> None:
-    """Do the work of a stage, whether fresh or not, and put its stamp where the result is.
+    """Run a stage whatever its state, and write its stamp beside the result.
 
     Of several processes that do the work of one together, all but one come without `stamps`.
     """

@@ -1,4 +1,4 @@
-"""The street: six stages, from raw text to a score. This page shows the whole project.
+"""The pipeline: six stages from raw text to a score, and an overview of the whole project.
 
 raw text -> clean -> bpe -> encode -> train -> translate -> eval
 """
@@ -155,7 +155,7 @@ def _without(values: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name not in names}
 
 
-# ── what each stage does; imports are inside, so that a street that is fresh loads nothing ──────────────────────────
+# ── what each stage does; imports are inside, so that a stage that is up to date loads nothing ──────────────────────
 
 
 def _clean(config: Config, corpus: Path, hashes: Mapping[str, str], out: Path) -> None:

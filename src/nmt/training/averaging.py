@@ -72,7 +72,7 @@ def average_checkpoints(run: RunDir, last: int, output: Path | None, device: str
 
 
 def restore_final(run: RunDir) -> None:
-    """Make the former final model final again. Who calls this holds the run's lock."""
+    """Restore the final model that an average replaced. Who calls this holds the run's lock."""
     if not run.former_final.exists():
         raise CheckpointError(
             f"{run} has no {run.former_final.name}: no average has taken the place of its final model."

@@ -83,7 +83,7 @@ def test_a_second_walk_says_that_all_six_are_fresh_in_under_five_seconds_without
     # Time of this process alone, so that a busy machine doesn't matter.
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 5
     *told, torch_was_loaded = done.stderr.strip().split("\n")
-    assert [line.split(" (")[0] for line in told] == [f"{name}: fresh" for name in STAGES]
+    assert [line.split(" (")[0] for line in told] == [f"{name}: up to date" for name in STAGES]
     assert torch_was_loaded == "False"
 
 
@@ -119,7 +119,7 @@ def test_translations_and_scores_are_of_the_test_set(walked: Path) -> None:
 )
 def test_a_changed_setting_makes_its_stage_and_what_follows_stale(walked: Path, change: str, stale: set[str]) -> None:
     found = states(walked, change)
-    assert {name for name, state in found.items() if state != "fresh"} == stale
+    assert {name for name, state in found.items() if state != "up_to_date"} == stale
 
 
 def test_the_order_of_sources_decides_which_of_equal_pairs_is_kept_and_so_the_stage(tmp_path: Path) -> None:
@@ -140,13 +140,13 @@ def test_the_order_of_sources_decides_which_of_equal_pairs_is_kept_and_so_the_st
 
 def test_status_says_why(walked: Path) -> None:
     told = nmt(walked, "status", "-c", "tiny.yaml", "--set", "bpe.vocab_size=1100").stdout.split("\n")
-    assert told[1] == "bpe: stale, bpe.vocab_size: 1200 -> 1100"
-    assert told[2] == "encode: waits for bpe"
+    assert told[1] == "bpe: out of date, bpe.vocab_size: 1200 -> 1100"
+    assert told[2] == "encode: blocked by bpe"
 
 
 def test_the_other_direction_shares_the_data(walked: Path) -> None:
     found = states(walked, "data.src=zh", "data.tgt=en")
-    assert [name for name, state in found.items() if state == "fresh"] == STAGES[:3]
+    assert [name for name, state in found.items() if state == "up_to_date"] == STAGES[:3]
 
 
 def test_text_goes_through_line_by_line(walked: Path) -> None:
@@ -236,7 +236,7 @@ def test_weights_to_begin_with_are_never_left_out_unsaid_where_the_run_is_finish
     told = nmt(walked, "train", "-c", "tiny.yaml", "--processes", "1", "--init-from", str(other), code=2).stderr
     assert "it did not begin with the weights that --init-from names" in told
     assert (run / "final/manifest.json").read_bytes() == before
-    assert set(states(walked).values()) == {"fresh"}
+    assert set(states(walked).values()) == {"up_to_date"}
 
 
 def test_info_and_plan_know_the_run(walked: Path) -> None:
@@ -253,14 +253,14 @@ def test_train_makes_what_is_missing_and_several_processes_share_it(tmp_path: Pa
     done = nmt(folder, "train", "-c", "tiny.yaml", "--processes", "2")
     assert "clean: done" in done.stderr
     assert set(states(folder)) == set(STAGES)
-    assert [name for name, state in states(folder).items() if state == "fresh"] == STAGES[:4]
+    assert [name for name, state in states(folder).items() if state == "up_to_date"] == STAGES[:4]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "nmt"]
     subprocess.run(
         [*torchrun, "train", "-c", "tiny.yaml", "--set", "train.max_steps=12"], cwd=folder, env=environment, check=True
     )
     assert json.loads((folder / "runs/tiny.en-zh/status.json").read_text())["step"] == 12
-    assert "fresh" in nmt(folder, "train", "-c", "tiny.yaml", "--set", "train.max_steps=12").stderr
+    assert "up to date" in nmt(folder, "train", "-c", "tiny.yaml", "--set", "train.max_steps=12").stderr
     measured = json.loads(nmt(folder, "plan", "-c", "tiny.yaml", "--measure", "--json").stdout)["measured"]
     assert measured["seconds_a_step"] > 0
     averaged = nmt(folder, "average", "runs/tiny.en-zh", "--last", "2")
