@@ -10,7 +10,7 @@ setup: .venv/ready
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "nmt needs Python 3.11 or newer: make PYTHON=...")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e '.[dev]'
 	touch $@
 
 demo: setup  ## raw text to BLEU in a few minutes
@@ -26,7 +26,7 @@ mutation: setup  ## which faults of the core no test would find; hours
 	$(BIN)/python scripts/mutation.py
 
 .venv/docs: .venv/ready
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e '.[docs]'
 	touch $@
 
 docs: setup .venv/docs  ## the documentation as a site, docs/_build/index.html

@@ -23,7 +23,7 @@ from nmt.runs.run_dir import RUNS, read_config
 
 LEFT, RIGHT = (
     ("split", "direction"),
-    ("train pairs", "test lines", "updates", "dev BLEU", "BLEU (95 %)", "floor", "chrF"),
+    ("train pairs", "test lines", "updates", "dev BLEU", "BLEU (95 %)", "baseline", "chrF"),
 )
 
 
@@ -89,7 +89,7 @@ def one_commit(what: Path | str, codes: Sequence[dict[str, Any]]) -> str:
 
 def row(split: str, result: Result, scores: dict[str, Any], dev_bleu: float | None) -> list[str]:
     """A row of the table: of the whole test set, or of a part of it."""
-    best, chrf, floor = scores["scores"]["bleu"], scores["scores"].get("chrf"), scores.get("floor")
+    best, chrf, baseline = scores["scores"]["bleu"], scores["scores"].get("chrf"), scores.get("baseline")
     interval = best.get("interval")
     return [
         split,
@@ -99,7 +99,7 @@ def row(split: str, result: Result, scores: dict[str, Any], dev_bleu: float | No
         f"{result.updates:,}",
         "" if dev_bleu is None else f"{dev_bleu:.2f}",
         f"{best['value']:.2f}" + ("" if interval is None else f" ± {interval:.2f}"),
-        f"{floor['bleu']['value']:.2f}" if floor else "",
+        f"{baseline['bleu']['value']:.2f}" if baseline else "",
         f"{chrf['value']:.2f}" if chrf else "",
     ]
 

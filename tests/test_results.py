@@ -65,8 +65,8 @@ def test_a_table_has_the_numbers_of_the_run_its_commit_signature_and_command(scr
     bleu, chrf = scores["scores"]["bleu"], scores["scores"]["chrf"]
     train = len(read_lines(next((street / "data/mini").glob("clean-*")) / "train.en"))
     assert lines[0].startswith(f"Commit `{CODE['commit']}`; nmt ")
-    dev, floor = final["dev_scores"][final["made_of"]], scores["floor"]["bleu"]["value"]
-    whole = f"| {train:,} | 60 | 8 | {dev:.2f} | {bleu['value']:.2f} | {floor:.2f} | {chrf['value']:.2f} |"
+    dev, baseline = final["dev_scores"][final["made_of"]], scores["baseline"]["bleu"]["value"]
+    whole = f"| {train:,} | 60 | 8 | {dev:.2f} | {bleu['value']:.2f} | {baseline:.2f} | {chrf['value']:.2f} |"
     assert lines[4] == rf"| own\|split | en→zh {whole}"
     for name, part in scores["parts"].items():
         (found,) = (line for line in lines if f": {name} |" in line)

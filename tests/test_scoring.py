@@ -1,4 +1,4 @@
-"""eval: the numbers are sacreBLEU's, the floor is what a lookup gives, and what can't be compared isn't."""
+"""eval: the numbers are sacreBLEU's, the baseline is what a lookup gives, and what can't be compared isn't."""
 
 import json
 import logging
@@ -346,7 +346,7 @@ def test_texts_that_do_not_match_are_refused_with_their_counts(hyps, srcs, refs,
         report.evaluate(hyps, srcs, refs, "zh", PLAIN)
 
 
-# ── the floor and the ceiling ───────────────────────────────────────────────────────────────────────────────────────
+# ── the baseline and the human score ────────────────────────────────────────────────────────────────────────────────
 
 
 def slow_floor(train_src: list[str], train_tgt: list[str], srcs: list[str]) -> list[str]:
@@ -404,12 +404,12 @@ def test_a_result_has_each_score_beside_its_floor_and_survives_json():
     refs = [[ref] for ref in REFS]
     result = report.evaluate(HYPS, SRCS, refs, "zh", EvalConfig(bootstrap=100), train=(SRCS[::-1], REFS[::-1]))
     assert json.loads(json.dumps(result)) == result
-    assert result["floor"]["bleu"]["value"] == pytest.approx(100)
+    assert result["baseline"]["bleu"]["value"] == pytest.approx(100)
     assert result["scores_all_references"] is None
-    assert result["ceiling"] is None
+    assert result["human"] is None
     told = "\n".join(report.report_lines(result))
     assert f"BLEU: {result['scores']['bleu']['value']:.2f} (" in told
-    assert "floor 100.00, -" in told
+    assert "baseline 100.00, -" in told
     for score in result["scores"].values():
         assert score["signature"] in told
 
@@ -549,10 +549,10 @@ def test_off_is_off_for_a_comparison_too(monkeypatch):
 
 
 def test_a_floor_says_which_way_its_metric_is_better():
-    assert report.baseline_text("bleu", 20, 5) == "floor 5.00, +15.00"
-    assert report.baseline_text("chrf", 20, 25.5) == "floor 25.50, -5.50"
-    assert report.baseline_text("ter", 85.55, 65.52) == "floor 65.52, 20.03 worse (lower is better)"
-    assert report.baseline_text("ter", 60, 65.5) == "floor 65.50, 5.50 better (lower is better)"
+    assert report.baseline_text("bleu", 20, 5) == "baseline 5.00, +15.00"
+    assert report.baseline_text("chrf", 20, 25.5) == "baseline 25.50, -5.50"
+    assert report.baseline_text("ter", 85.55, 65.52) == "baseline 65.52, 20.03 worse (lower is better)"
+    assert report.baseline_text("ter", 60, 65.5) == "baseline 65.50, 5.50 better (lower is better)"
     settings = EvalConfig(metrics=ALL, bootstrap=0)
     told = report.report_lines(report.evaluate(HYPS, SRCS, rows(REFS), "zh", settings, train=(SRCS, REFS)))
     (ter,) = [line for line in told if line.startswith("TER")]

@@ -269,8 +269,8 @@ def test_the_certificate_counts_what_is_in_train(clean, joint, tokenizer):
         assert verification["sides"][side]["unknown"] == verification["sides"][side]["changed_lines"] == 0
     learnt = [i for i, piece in enumerate(tokenizer.pieces(range(420))) if i > EOS and not piece.startswith("<0x")]
     assert verification["models"]["joint"]["rare_pieces"] == sum(seen[i] < 10 for i in learnt)
-    assert verification["bleu_ceiling"] == 100.0
-    assert "BLEU ceiling on dev: 100.0" in verification_lines(verification)
+    assert verification["round_trip_bleu"] == 100.0
+    assert "BLEU of the round trip on dev: 100.0" in verification_lines(verification)
 
 
 def test_text_that_does_not_come_back_fails_the_stage_and_names_the_line(tmp_path):
@@ -281,7 +281,7 @@ def test_text_that_does_not_come_back_fails_the_stage_and_names_the_line(tmp_pat
     train["zh"][6], dev["zh"][3] = "老师在读报纸。", "\u2581"
     with pytest.raises(DataError, match=r"dev"):
         train_bpe(write_clean(tmp_path, train, dev), SMALL, LANGUAGES, tmp_path)
-    assert json.loads((tmp_path / "verification.json").read_text())["bleu_ceiling"] is None
+    assert json.loads((tmp_path / "verification.json").read_text())["round_trip_bleu"] is None
 
 
 # ── BPE-dropout ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -58,7 +58,7 @@ def train_bpe(clean: Path, settings: BpeConfig, languages: tuple[str, str], out:
                 f"{clean / f'train.{side}'}: {counted(found['changed_lines'], 'line')} would come back changed (the "
                 f"first is line {found['first_change']}), and {counted(found['unknown'], 'token')} would be unknown."
             )
-    if verification["bleu_ceiling"] is None:
+    if verification["round_trip_bleu"] is None:
         raise DataError(f"{clean}/dev.*: some lines don't come back from the vocabulary as they were.")
     return verification
 
@@ -71,7 +71,7 @@ def verify_tokenizer(
 ) -> dict[str, Any]:
     """What the vocabulary does to each language's text, and how much of it train fills.
 
-    `bleu_ceiling` is what a perfect output can score on dev: 100 when every line comes back as it was, else unknown.
+    `round_trip_bleu` is the BLEU of dev after encoding and decoding: 100 if every line is unchanged, else unknown.
     `done` is told how many lines more have been looked at.
     """
     seen: dict[Tokenizer, Counter[int]] = {tokenizer: Counter() for tokenizer in tokenizers.values()}
@@ -106,7 +106,7 @@ def verify_tokenizer(
     whole = not any(
         _changed(lines, tokenizers[side].decode(tokenizers[side].encode(lines))) for side, lines in dev.items()
     )
-    return {"models": models, "sides": sides, "bleu_ceiling": 100.0 if whole else None}
+    return {"models": models, "sides": sides, "round_trip_bleu": 100.0 if whole else None}
 
 
 def verification_lines(verification: Mapping[str, Any]) -> list[str]:
@@ -123,8 +123,13 @@ def verification_lines(verification: Mapping[str, Any]) -> list[str]:
             f"{side:<3}{row['lines']:>9,}{row['tokens_per_sentence']:>13.2f}{row['byte_share']:>8.2%}"
             f"{row['unknown']:>9,}{row['changed_lines']:>26,}"
         )
-    ceiling = verification["bleu_ceiling"]
-    return [*found, f"BLEU ceiling on dev: {ceiling:.1f}" if ceiling else "BLEU ceiling on dev: below 100"]
+    round_trip = verification["round_trip_bleu"]
+    return [
+        *found,
+        f"BLEU of the round trip on dev: {round_trip:.1f}"
+        if round_trip
+        else "BLEU of the round trip on dev: below 100",
+    ]
 
 
 def _changed(lines: Sequence[str], back: Sequence[str]) -> list[int]:

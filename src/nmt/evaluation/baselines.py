@@ -10,7 +10,7 @@ import numpy as np
 from nmt.errors import DataError
 from nmt.evaluation.metrics import Refs, bleu
 
-FEWEST_FOR_CEILING = 20
+FEWEST_FOR_HUMAN = 20
 """Lines with several references below which their agreement says nothing."""
 
 
@@ -48,7 +48,7 @@ def baseline_translations(train_src: Sequence[str], train_tgt: Sequence[str], sr
 def human_score(refs: Refs, tgt: str) -> dict[str, Any] | None:
     """BLEU of the first reference against the others, where there are others; None when such lines are too few."""
     several = [row for row in refs if len(row) > 1]
-    if len(several) < FEWEST_FOR_CEILING:
+    if len(several) < FEWEST_FOR_HUMAN:
         return None
     human = bleu([row[0] for row in several], [row[1:] for row in several], tgt)
     return {"lines": len(several), "bleu": asdict(human)}

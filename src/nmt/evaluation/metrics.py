@@ -1,4 +1,4 @@
-"""eval: how good a translation is, by sacreBLEU on raw text, and between which floor and ceiling that number stands.
+"""eval: BLEU, chrF and TER by sacreBLEU on raw text, with confidence intervals and comparison of systems.
 
 The only importer of sacrebleu. `refs` always has a list for each line: its references, one or more, the first of them
 the one that the score against one reference uses.

@@ -1,4 +1,4 @@
-"""All that is said of the translation of a test set, and the lines that a terminal shows of it."""
+"""The full report on the translation of a test set, as JSON values and as lines for the terminal."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -25,19 +25,21 @@ def evaluate(
     settings: EvalConfig,
     train: tuple[Sequence[str], Sequence[str]] | None = None,
 ) -> dict[str, Any]:
-    """Everything that `nmt eval` knows, as plain values for JSON; with the training text it also has the floor."""
+    """The report of `nmt eval` as plain values for JSON; the baseline needs the training text."""
     check_counts(hypotheses=hyps, sources=srcs, references=refs)
     check_texts(tgt, hypotheses=hyps, references=refs)
     first = [row[:1] for row in refs]
     several = any(len(row) > 1 for row in refs)
-    floor = score_all(baseline_translations(*train, srcs), first, tgt, replace(settings, bootstrap=0)) if train else {}
+    baseline = (
+        score_all(baseline_translations(*train, srcs), first, tgt, replace(settings, bootstrap=0)) if train else {}
+    )
     return {
         "lines": len(hyps),
         "split": {"sources": content_hash(srcs), "references": content_hash(refs)},
         "scores": as_plain(score_all(hyps, first, tgt, settings)),
         "scores_all_references": as_plain(score_all(hyps, refs, tgt, settings)) if several else None,
-        "floor": as_plain(floor) or None,
-        "ceiling": human_score(refs, tgt),
+        "baseline": as_plain(baseline) or None,
+        "human": human_score(refs, tgt),
         "outputs": suspicious(hyps, srcs),
         "lengths": by_length(hyps, srcs, first, tgt),
     }
@@ -62,15 +64,15 @@ def by_length(hyps: Sequence[str], srcs: Sequence[str], refs: Refs, tgt: str) ->
 
 
 def report_lines(result: Mapping[str, Any]) -> list[str]:
-    """A result of `evaluate` as a table for the terminal: no score without its signature and its floor."""
+    """Format a result of `evaluate` for the terminal, each score with its signature and baseline."""
     lines = [
-        *score_lines(result["scores"], floor=result["floor"]),
+        *score_lines(result["scores"], baseline=result["baseline"]),
         *score_lines(result["scores_all_references"] or {}, ", all references"),
     ]
-    ceiling = result["ceiling"]
-    if ceiling:
-        people = f"One reference against the others, on {counted(ceiling['lines'], 'line')} with several"
-        lines += [f"{people}: BLEU {ceiling['bleu']['value']:.2f}", f"  {ceiling['bleu']['signature']}"]
+    human = result["human"]
+    if human:
+        people = f"Human score (one reference against the others, on {counted(human['lines'], 'line')} with several)"
+        lines += [f"{people}: BLEU {human['bleu']['value']:.2f}", f"  {human['bleu']['signature']}"]
     best, outputs = result["scores"]["bleu"], result["outputs"]
     lines.append(
         f"{counted(result['lines'], 'line')}; length {best['length_ratio']:.3f} of the references (brevity penalty "
@@ -83,23 +85,23 @@ def report_lines(result: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def score_lines(scores: Mapping[str, Any], title: str = "", floor: Mapping[str, Any] | None = None) -> list[str]:
-    """Scores as two lines each: the number with its interval and floor, and its signature."""
+def score_lines(scores: Mapping[str, Any], title: str = "", baseline: Mapping[str, Any] | None = None) -> list[str]:
+    """Format each score as two lines: value, interval and baseline; signature."""
     lines = []
     for name, found in scores.items():
         text = f"{found['name']}{title}: {found['value']:.2f}{_uncertainty(found)}"
-        if floor:
-            text += "   " + baseline_text(name, found["value"], floor[name]["value"])
+        if baseline:
+            text += "   " + baseline_text(name, found["value"], baseline[name]["value"])
         lines += [text, f"  {found['signature']}"]
     return lines
 
 
-def baseline_text(metric: str, value: float, floor: float) -> str:
-    """The floor, and how far above it a score is; of a metric of which less is better, by how much it is better."""
+def baseline_text(metric: str, value: float, baseline: float) -> str:
+    """Format the nearest-neighbour baseline and the difference to it, with its direction where lower is better."""
     if not better_if(metric):
-        return f"floor {floor:.2f}, {value - floor:+.2f}"
-    side = "better" if value <= floor else "worse"
-    return f"floor {floor:.2f}, {abs(value - floor):.2f} {side}{better_if(metric)}"
+        return f"baseline {baseline:.2f}, {value - baseline:+.2f}"
+    side = "better" if value <= baseline else "worse"
+    return f"baseline {baseline:.2f}, {abs(value - baseline):.2f} {side}{better_if(metric)}"
 
 
 def better_if(metric: str) -> str:

@@ -44,7 +44,7 @@ def evaluate_test(config: Config, clean: Path, hyps: list[str], *, trained_on: i
 
 
 def score_lines(result: dict[str, Any]) -> list[str]:
-    """A result of `evaluate_test` for the terminal, each part with its floor."""
+    """Format a result of `evaluate_test` for the terminal, each part with its baseline."""
     lines = report_lines(result)
     form = result.get("reference_form")
     if form and form["bleu"] < 99.95:
@@ -58,9 +58,9 @@ def score_lines(result: dict[str, Any]) -> list[str]:
             f"{counted(result['trained_on'], 'test line')} ({share:.1%}) with a sentence that the run was trained on"
         )
     for name, part in result.get("parts", {}).items():
-        bleu, floor = part["scores"]["bleu"], part["floor"]["bleu"]["value"]
+        bleu, baseline = part["scores"]["bleu"], part["baseline"]["bleu"]["value"]
         lines.append(
             f"{name or '(no attribution)'}: BLEU {bleu['value']:.2f} on {counted(part['lines'], 'line')}   "
-            f"floor {floor:.2f}, {bleu['value'] - floor:+.2f}\n  {bleu['signature']}"
+            f"baseline {baseline:.2f}, {bleu['value'] - baseline:+.2f}\n  {bleu['signature']}"
         )
     return lines
