@@ -213,11 +213,11 @@ def test_the_nasty_lines_are_within_what_a_tokenizer_promises() -> None:
 @pytest.mark.parametrize(
     ("fault", "outcome", "told"),
     [
-        ("nothing", "passed", "gone on from step-000000"),
+        ("nothing", "passed", "resumed from step-000000"),
         ("the optimizer's moments are lost", "failed", "weights differ by up to"),
         ("the place in the data is lost", "failed", "weights differ by up to"),
         ("weights are kept in half precision", "failed", "weights differ by up to"),
-        ("checkpoints are not found", "failed", "began again instead of going on"),
+        ("checkpoints are not found", "failed", "restarted instead of resuming"),
     ],
 )
 def test_a_training_that_is_killed_must_go_on_to_the_same_weights(

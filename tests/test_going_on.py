@@ -224,7 +224,7 @@ def test_a_signal_before_or_after_the_steps_is_neither_lost_nor_spoils_anything(
         with pytest.raises((KeyboardInterrupt, SystemExit)) as stopped:
             train_model(settings(), run, ALONE)
     assert isinstance(stopped.value, KeyboardInterrupt) if number == INT else stopped.value.code == 143
-    assert any("stopped by a signal" in line and "the same command goes on" in line for line in caplog.messages)
+    assert any("stopped by a signal" in line and "the same command resumes" in line for line in caplog.messages)
     if where != "the start":
         assert (state(run.run)["state"], state(run.run)["step"]) == ("preempted", STEPS)
         assert checkpoint.newest(run.run) == checkpoint.step_folder(run.run, STEPS)

@@ -373,7 +373,7 @@ def test_a_process_that_is_stopped_is_named_by_the_other_and_may_go_on(paths, tm
     processes[1].send_signal(signal.SIGCONT)
     (code, errors), (other, _) = finish(processes)
     assert (code, other) == (0, 0), errors
-    assert f"process 1 of 2 has been silent for 2 s: pid {processes[1].pid}" in errors
+    assert f"process 1 of 2 has been unresponsive for 2 s: pid {processes[1].pid}" in errors
     assert state(tmp_path / "run")["state"] == "finished"
 
 

@@ -179,13 +179,13 @@ def test_processes_go_on_from_one_step_or_stop_with_the_reason(cut, whole, tmp_p
     if expected in ("step-00000005", ""):  # Both can: from the older one, or from nothing.
         assert codes == [0, 0], told
         assert equal(final(run.run), whole)
-        begun = [line for ended in told for line in ended.told.split("\n") if "going on from" in line]
+        begun = [line for ended in told for line in ended.told.split("\n") if "resuming from" in line]
         assert {line.rpartition("/")[2] for line in begun} == ({expected} if expected else set())
         return
     assert codes == [1, 1], told
     assert all(expected in ended.told for ended in told), told
     if rank == 1 and "process 0" not in expected and "the hash" not in expected:
-        assert f"process 1 of 2: cannot go on where process 0 does: {run.run.parent}" in told[0].told
+        assert f"process 1 of 2: cannot resume from the checkpoint of process 0: {run.run.parent}" in told[0].told
         assert all(ELSEWHERE in ended.told for ended in told)
     assert max(row["step"] for row in metrics(run.run)) == 10, "a step was taken"
     assert state(run.run)["state"] == "failed"

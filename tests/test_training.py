@@ -350,7 +350,7 @@ def test_a_training_is_never_silent_from_its_start_to_its_first_measurement(path
     assert told[-1].startswith("train: done in ")
     caplog.clear()
     train_model(settings("train.max_steps=14"), run, ALONE)
-    assert "going on from" in caplog.messages[0] or "going on" in caplog.messages[1]
+    assert "resuming from" in caplog.messages[0] or "resuming" in caplog.messages[1]
     assert any("14 updates of 150" in message for message in caplog.messages)
 
 

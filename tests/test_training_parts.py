@@ -566,7 +566,7 @@ def test_a_training_says_what_it_goes_on_from_and_that_it_is_finished(paths, fin
         train_model(settings(*FINISHED), finished, ALONE)
         resume(Trainer.build(settings(), ALONE, (340, 340)), finished.run, None)
     assert "is finished; nothing to do" in caplog.text
-    assert f"going on from {checkpoint.step_folder(finished.run, 6)}" in caplog.text
+    assert f"resuming from {checkpoint.step_folder(finished.run, 6)}" in caplog.text
 
 
 def test_the_status_says_running_while_a_training_runs_and_finished_after_it(paths, tmp_path, monkeypatch):

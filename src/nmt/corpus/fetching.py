@@ -48,7 +48,7 @@ def shipped(name: str) -> Path | None:
 
 
 class Origin(NamedTuple):
-    """Where a corpus comes from when nobody says otherwise, and what its licence asks to be kept with it."""
+    """The default URL of a corpus, its licence, and the notice that must stay with it."""
 
     url: str | None
     """None where it ships with nmt."""

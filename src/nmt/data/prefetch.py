@@ -1,4 +1,4 @@
-"""A thread that works ahead of whoever takes the items of an iterator."""
+"""A background thread that prefetches the items of an iterator."""
 
 import queue
 import threading

@@ -111,7 +111,7 @@ def _order(worker: Connection, waiting: Iterator[int]) -> bool:
 
 
 def _serve(orders: Connection, of_others: Sequence[Connection], work: Callable[[int], Any]) -> None:
-    """What a worker does: answer until nobody asks any more."""
+    """The loop of a worker: answer requests until the pipe is closed."""
     # First of all: torch would wait for ever for the threads that it had before the fork, which copies only this one.
     torch.set_num_threads(1)
     die_with_parent()

@@ -116,7 +116,7 @@ def judge_text(lines: Mapping[str, Sequence[str]], back: Mapping[str, Sequence[s
 
 
 def check_resume(bench: TrialRuns, chance: random.Random) -> Check:
-    """A training that is killed at a random moment goes on to the very weights of one that is not."""
+    """A training that is killed at a random moment and resumed ends with the weights of an uninterrupted one."""
     whole = bench.train("whole")
     for attempt in range(5):
         # After the first checkpoint, and with some steps still to come, so it is seldom over by then.
@@ -131,10 +131,10 @@ def check_resume(bench: TrialRuns, chance: random.Random) -> Check:
     told, made = f"killed after step {killed} of {STEPS}", (point / "state.json").stat().st_mtime_ns
     bench.train(run.name)
     if (point / "state.json").stat().st_mtime_ns != made:
-        return verdict(False, f"{told}: it began again instead of going on from {point.name}")
+        return verdict(False, f"{told}: it restarted instead of resuming from {point.name}")
     there, here = hashes(whole), hashes(run)
     if there == here:
-        return verdict(True, f"{told}, gone on from {point.name} to the same weights, SHA-256 {here[0][:12]}")
+        return verdict(True, f"{told}, resumed from {point.name} with the same weights, SHA-256 {here[0][:12]}")
     old, new = (checkpoint.load(checkpoint.saved_steps(path)[-1])[0] for path in (whole, run))
     gap = max(float((old[name] - new[name]).abs().max()) for name in old)
     return verdict(False, f"{told}: SHA-256 {there[0][:12]} became {here[0][:12]}, weights differ by up to {gap:.1e}")

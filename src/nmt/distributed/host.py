@@ -45,7 +45,7 @@ def describe(device: torch.device) -> dict[str, Any]:
 
 
 def exact(device_type: str) -> dict[str, Any]:
-    """Whether going on can be expected to end with the same weights, bit for bit, and why."""
+    """Whether resuming is expected to be bit-exact, and why."""
     if device_type == "cpu":
         return {"expected": True, "why": "on a CPU, with the same numbers of processes and threads"}
     return {"expected": False, "why": f"some sums of {device_type} are taken in another order each time"}
@@ -107,7 +107,7 @@ def lines(facts: dict[str, Any]) -> list[str]:
         "disk": f"{_gib(facts['disk_free'])} free in {Path().resolve()}",
         "/dev/shm": f"{_gib(shared['total'])}, {_gib(shared['free'])} free" if shared else "none",
         "device": facts["device"],
-        "going on": f"{'exact' if how['expected'] else 'perhaps not exact'}: {how['why']}",
+        "resuming": f"{'exact' if how['expected'] else 'perhaps not exact'}: {how['why']}",
     }
     return [f"{name:<10} {value}" for name, value in rows.items()]
 

@@ -74,7 +74,7 @@ def family(pid: int) -> list[int]:
 
 
 def is_main() -> bool:
-    """Whether this process is rank 0, or alone, by the environment of whoever started it; without torch."""
+    """Whether this process is rank 0 or the only one, by its environment; does not import torch."""
     return os.environ.get("RANK", "0") == "0"
 
 
@@ -163,7 +163,7 @@ def _word(path: Path) -> tuple[float, str]:
 
 
 def write_error_file(text: str, *, is_consequence: bool = False) -> None:
-    """Tell whoever started this process why it fails, in the file that torchrun's agent and `launch` read.
+    """Write why this process fails to the error file that torchrun's agent and `launch` read.
 
     The earliest word is taken for the cause; a consequence, such as a lost connection, is dated later than it is.
     """

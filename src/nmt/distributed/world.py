@@ -25,7 +25,7 @@ from nmt.errors import ConfigError, LostContact, NmtError, first_line
 
 @dataclass(frozen=True)
 class AsyncWork:
-    """A number that the processes agree on while this one goes on."""
+    """An all-reduce that runs while this process continues."""
 
     value: Tensor
     work: Any
@@ -96,7 +96,7 @@ class World:
 
     @contextmanager
     def all_or_none(self) -> Iterator[None]:
-        """What fails in this block on one process ends it on all, with the reason, so that none waits in vain.
+        """If this block fails on one process, raise on all of them with the reason, so that none waits.
 
         The process that failed raises its own error, the others LostContact. The block must not communicate.
         """
@@ -265,7 +265,7 @@ def _attempt() -> str:
 
 
 def is_lost_contact(error: BaseException) -> bool:
-    """Whether an error says that another process is gone or silent, not that something is wrong here."""
+    """Whether an error means that another process is gone or unresponsive."""
     words = ("gloo", "nccl", "connection closed", "connection reset", "timed out waiting")
     return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)
 

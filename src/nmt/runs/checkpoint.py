@@ -118,7 +118,7 @@ def _tensors(path: Path) -> dict[str, Tensor]:
 
 
 class _Stored(Mapping[str, Tensor]):
-    """The tensors of a file, each read when it is asked for and kept by nobody."""
+    """The tensors of a file, each read on access and not cached."""
 
     def __init__(self, path: Path) -> None:
         try:

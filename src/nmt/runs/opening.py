@@ -97,7 +97,7 @@ def _model_of(config: Config) -> dict[str, Any]:
 
 
 def _check_resumable(run: RunDir, conflicts: list[str], max_steps: int) -> None:
-    """Raise ConfigError if something decides that a training cannot go on in `run`."""
+    """Raise ConfigError if the training in `run` cannot be resumed."""
     taken = run.status().get("step", 0)
     if not conflicts and isinstance(taken, int) and taken > max_steps:
         conflicts = [f"it has taken {taken:,} steps already, and train.max_steps is {max_steps:,}"]

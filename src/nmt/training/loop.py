@@ -50,7 +50,7 @@ Place = tuple[int, int, int]
 def train_model(
     config: Config, paths: TrainPaths, world: World, *, fresh: bool = False, init_from: Path | None = None
 ) -> None:
-    """Train until max_steps or until patience ends, going on from the newest checkpoint, and choose the final model.
+    """Train until max_steps or early stopping, resuming from the newest checkpoint, and choose the final model.
 
     `fresh` starts over; `init_from` is a run whose final weights a new training begins with. A finished run is left
     as it is. Raises Preempted when a signal ended it after a save. Who calls this holds the run's lock.
@@ -273,7 +273,7 @@ class Meter:
     def report(self) -> dict[str, float]:
         """Means over the steps since the last report; loss and nll are in nats for each target token.
 
-        A step that was left out counts for the speed alone: its loss is no number.
+        Skipped steps count for the speed only: their loss is not finite.
         """
         stats = self.stats
         # All of them in one copy from the device, which is waited for here: then all steps are done.
@@ -348,12 +348,12 @@ def record_failure(run: RunDir, world: World, step: int, error: BaseException) -
     if not asked:
         report_failure(world, step, error)
     elif world.is_main and not isinstance(error, Preempted):
-        log.info("train: stopped by a signal at step %s; the same command goes on from the newest checkpoint", step)
+        log.info("train: stopped by a signal at step %s; the same command resumes from the newest checkpoint", step)
     return error
 
 
 def report_failure(world: World, step: int, error: BaseException) -> None:
-    """Let whoever started several processes know why this one ends."""
+    """Report why this process ends to the launcher of several."""
     if world.size > 1:
         kind = "" if isinstance(error, NmtError) else f"{type(error).__name__}: "
         word = f"process {world.rank} of {world.size}, step {step:,}: {kind}{error}"

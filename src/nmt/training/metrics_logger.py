@@ -85,7 +85,7 @@ class Board:
 
 
 class MetricsLogger:
-    """Writes measurements for one process; on the others it is silent. Used as a context."""
+    """Logs metrics on rank 0; does nothing on other ranks. Used as a context manager."""
 
     def __init__(self, run: Path, *, first_step: int, last_step: int, writes: bool) -> None:
         self.writes = writes
@@ -157,7 +157,7 @@ class MetricsLogger:
         self.say("\n".join(f"  {src}  =>  {hyp}  (ref {ref})" for src, ref, hyp in cut))
 
     def _line(self, step: int, *facts: str) -> str:
-        """How far the training is, and how long the rest takes if it goes on as since this process began."""
+        """Return the step and an ETA from the speed since this process started."""
         each = (time.monotonic() - self.begun) / max(1, step - self.first)
         left = [f"ETA {duration(each * (self.last - step))}"] if step < self.last else []
         return ", ".join([f"train: step {step:,}/{self.last:,}", *facts, *left])

@@ -19,7 +19,7 @@ BYTES_A_TOKEN = 3.3
 """UTF-8 bytes of a token with 8,000 pieces, English or Chinese; measured on everyday sentences."""
 
 TOO_MANY_EPOCHS = 300
-"""Good recipes for small corpora take 50 to 200; far beyond, a model only learns its sentences by heart."""
+"""Good recipes for small corpora take 50 to 200; far beyond, a model only overfits."""
 
 
 LONG_HOURS = 12
@@ -260,7 +260,7 @@ def plan_lines(plan: dict[str, Any]) -> list[str]:
         fitting = "cmn, or cmn-small on a CPU" if data["pairs"] < 200_000 else "one with a smaller train.max_steps"
         lines.append(
             f"Too long: {train['max_steps']:,} steps of {train['batch_tokens']:,} tokens are "
-            f"{data['epochs']:,.0f} epochs of this corpus; it is learnt by heart long before. "
+            f"{data['epochs']:,.0f} epochs of this corpus; the model overfits long before.  "
             f"A recipe that fits: {fitting}."
         )
     return lines

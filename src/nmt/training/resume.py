@@ -68,7 +68,7 @@ def resume(trainer: Trainer, run: RunDir, init_from: Path | None) -> Progress:
             ours = {"scale": progress.loss_scale, "_growth_tracker": progress.scale_steps}
             trainer.scaler.load_state_dict(trainer.scaler.state_dict() | ours)
         if world.is_main:
-            log.info("train: going on from %s", folder)
+            log.info("train: resuming from %s", folder)
     return progress
 
 
@@ -80,8 +80,8 @@ def load_same(trainer: Trainer, folder: Path, manifest: str) -> Progress:
         return checkpoint.load_training(folder, trainer.model, trainer.optimizer, Progress)
     except CheckpointError as error:
         raise CheckpointError(
-            f"cannot go on where process 0 does: {error}; the run folder must be on a disk that all processes see, and "
-            "each must read from it what was written."
+            f"cannot resume from the checkpoint of process 0: {error}; the run folder must be on a disk that all "
+            "processes see, and each must read from it what was written."
         ) from error
 
 

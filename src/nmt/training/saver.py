@@ -1,4 +1,4 @@
-"""The checkpoints of a training, written by a thread while steps go on."""
+"""Checkpoints, written by a background thread."""
 
 import logging
 import os

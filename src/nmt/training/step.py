@@ -41,7 +41,7 @@ PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class NoHeartbeat:
-    """Tells nobody where a training is; see nmt.training.watchdog.Heartbeat."""
+    """A heartbeat that writes nothing; see nmt.training.watchdog.Heartbeat."""
 
     def __call__(self, doing: str, rows: Sequence[int] | Numbers = (), step: int | None = None) -> None:
         """This process now does that, with these lines of the training text."""
@@ -55,7 +55,7 @@ class StepStats:
     nll: Tensor
     grad_norm: Tensor
     skipped: Tensor
-    """1 if the gradient was not finite, and so the update was left out; else 0."""
+    """1 if the step was skipped because of a non-finite gradient, else 0."""
     rate: float
     tgt_tokens: int
     tokens: int

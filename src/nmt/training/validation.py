@@ -40,7 +40,7 @@ SHOWN = 5
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a training is; with weights and optimizer it is all that going on needs."""
+    """The position of a training; with weights and optimizer state, all that resuming needs."""
 
     step: int = 0
     epoch: int = 0
@@ -54,7 +54,7 @@ class Progress:
     bad_validations: int = 0
     """Validations since the best one."""
     skipped: int = 0
-    """Updates that were left out because their gradient was not finite."""
+    """Steps skipped because of a non-finite gradient."""
     device_tokens: int = 0
     """How updates were cut by `runtime.device_tokens: auto`; 0 if it was not asked."""
     loss_scale: float = 0.0

@@ -1,4 +1,4 @@
-"""While a training runs: a signal that asks it to end, updates that are left out, and processes that fall silent."""
+"""Signals, skipped steps and unresponsive processes during training."""
 
 import json
 import logging
@@ -139,7 +139,7 @@ class PendingFlags:
 
 
 class SkippedSteps:
-    """Counts updates that were left out because their gradient was not finite.
+    """Count steps that were skipped because of a non-finite gradient.
 
     Whether one was is read when it has arrived, so that no step waits for a device; a CPU's is there at once. When it
     arrives differs between processes, so what they find ends them only where all of them have read all: in `settle`.
@@ -151,7 +151,7 @@ class SkippedSteps:
         self.hopeless: NmtError | None = None
 
     def add(self, step: int, skipped: Tensor, rows: Sequence[int] | Numbers) -> None:
-        """Take in whether `step`, which had these rows of the training text, was left out; see `settle`."""
+        """Record whether `step`, with these rows of the training text, was skipped; see `settle`."""
         self.unread.append((step, PendingFlags.of(skipped), rows))
         if skipped.device.type != "cuda":
             self.settle()
@@ -171,7 +171,7 @@ class SkippedSteps:
             self.in_a_row = 0
             return
         self.count, self.in_a_row = self.count + 1, self.in_a_row + 1
-        log.warning("train step %s: the gradient is not finite; the update is left out", f"{step:,}")
+        log.warning("train step %s: non-finite gradient; step skipped", f"{step:,}")
         if self.in_a_row == IN_A_ROW:
             lines = ", ".join(str(row + 1) for row in sorted(rows)[:20])
             more = f" and {len(rows) - 20:,} more" if len(rows) > 20 else ""
@@ -186,7 +186,7 @@ class SkippedSteps:
 class Heartbeat(NoHeartbeat):
     """Writes where this process is, and warns when the next one has not moved for a while. Used as a context.
 
-    Each watches one other, so a silent process is named by one of the rest, whichever it is. A process alone has
+    Each process watches one other, so any unresponsive process is named by one of the rest. A process alone has
     nobody to watch. What is written is for the other processes and for people: `heartbeat/process-3.json`.
     """
 
@@ -237,7 +237,7 @@ class Heartbeat(NoHeartbeat):
     def _sentence(self, theirs: dict[str, Any]) -> str:
         rows = f", pairs {', '.join(str(row + 1) for row in theirs['rows'])}" if theirs["rows"] else ""
         return (
-            f"process {self._next()} of {self.world.size} has been silent for {self.silence:.0f} s: pid "
+            f"process {self._next()} of {self.world.size} has been unresponsive for {self.silence:.0f} s: pid "
             f"{theirs['pid']} on {theirs['host']}, step {theirs['step']:,}, {theirs['doing']}{rows}"
         )
 
@@ -255,4 +255,4 @@ class Heartbeat(NoHeartbeat):
 def preempted(number: int, step: int) -> Preempted:
     """What ends a training that was asked to end by a signal, after it has saved."""
     name = signal.Signals(number).name
-    return Preempted(f"stopped by {name} after step {step:,}, which is saved; the same command goes on.", number)
+    return Preempted(f"stopped by {name} after step {step:,}, which is saved; the same command resumes.", number)
