@@ -47,13 +47,13 @@ from tiny import (
 pytestmark = pytest.mark.slow
 
 AT_STEP = """
-from nmt.training import loop, memory
-take_step = training.train_step
+from nmt.training import loop
+take_step = loop.train_step
 def hooked(trainer, update, step):
     if step == {step} and rank == {rank}:
         {do}
     return take_step(trainer, update, step)
-training.train_step = hooked
+loop.train_step = hooked
 """
 """Lets one process do something at the beginning of a step."""
 
@@ -238,7 +238,7 @@ def test_a_signal_is_answered_by_a_save_of_all_at_one_step(paths, tmp_path, how,
 @pytest.mark.parametrize("how", ["launch", "torchrun"])
 def test_a_second_signal_ends_all_at_once_where_the_first_is_not_answered(paths, tmp_path, how):
     # One process hangs, so there is no step after which all could save.
-    stuck = "from nmt import watch\nwatch.AGAIN = 0.5\n"
+    stuck = "from nmt.training import watchdog\nwatchdog.AGAIN = 0.5\n"
     stuck += AT_STEP.format(
         step=8, rank=1, do="open(sys.argv[1] + '.stuck', 'w').close(); import time; time.sleep(900)"
     )
@@ -257,8 +257,8 @@ def test_a_second_signal_ends_all_at_once_where_the_first_is_not_answered(paths,
 def test_a_late_second_signal_to_the_launcher_ends_processes_that_answer_none(tmp_path):
     deaf = "import os, signal, sys, time; signal.signal(2, signal.SIG_IGN); signal.signal(15, signal.SIG_IGN)\n"
     deaf += "open(sys.argv[1] + os.environ['RANK'], 'w').close(); time.sleep(900)"
-    code = "import sys; from nmt import launch; launch.AGAIN, launch.GRACE = 1.0, 0.5\n"
-    code += "sys.exit(launch.launch(sys.argv[1:], 2))"
+    code = "import sys; from nmt.distributed import launcher; launcher.AGAIN, launcher.GRACE = 1.0, 0.5\n"
+    code += "sys.exit(launcher.launch(sys.argv[1:], 2))"
     command = [sys.executable, "-c", code, "-c", deaf, f"{tmp_path}/up"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     wait_until(lambda: len(list(tmp_path.iterdir())) == 2)
@@ -302,7 +302,7 @@ def test_an_error_aborts_a_group_of_nccl_which_would_wait_for_a_dead_process(tmp
             end = getattr(module, name)
             setattr(module, name, lambda end=end, name=name: (calls.append(name), end()))
         try:
-            with distributed.join("auto") as world:
+            with distributed.init_distributed("auto") as world:
                 assert world.sum([1.0]) == [2.0]
                 if fails:
                     raise ValueError("the dog ate it")
@@ -382,7 +382,7 @@ def test_gradients_are_first_exchanged_with_a_single_pair_after_all_have_agreed_
         passed, honest = [], memory.probe_memory
         compute = memory._pass
         memory._pass = lambda trainer, data, pairs: (passed.append(len(pairs)), compute(trainer, data, pairs))
-        with distributed.join("cpu") as world:
+        with distributed.init_distributed("cpu") as world:
             trainer = step.Trainer.build(settings("runtime.device_tokens=40"), world, (340, 340))
             before = checkpoint.digest(trainer.model.state_dict())
             honest(trainer, open_dataset(paths.encode, "train", "en", "zh"))
@@ -398,15 +398,15 @@ def test_gradients_are_first_exchanged_with_a_single_pair_after_all_have_agreed_
 
 
 POISON = """
-from nmt.training import loop, step as steps, memory
-take_step, loss_of, now = training.train_step, steps.label_smoothed_loss, [0]
+from nmt.training import loop, step as steps
+take_step, loss_of, now = loop.train_step, steps.label_smoothed_loss, [0]
 def counting(trainer, update, number):
     now[0] = number
     return take_step(trainer, update, number)
 def poisoned(*arguments):
     loss, nll = loss_of(*arguments)
     return (loss * float("nan"), nll) if rank == 1 and now[0] in {steps} else (loss, nll)
-training.train_step, steps.label_smoothed_loss = counting, poisoned
+loop.train_step, steps.label_smoothed_loss = counting, poisoned
 """
 
 
@@ -425,11 +425,11 @@ def test_a_bad_gradient_in_one_process_is_left_out_by_all(paths, tmp_path):
 
 def test_when_memory_runs_out_in_one_process_all_end_and_it_is_named(paths, tmp_path):
     patch = """
-from nmt.training import step as steps, memory
+from nmt.training import memory
 def no_room(*arguments):
     raise MemoryError
 if rank == 1:
-    steps._pass = no_room
+    memory._pass = no_room
 """
     begun = time.monotonic()
     (one, quiet), (two, errors) = finish(start(worker(settings(), at(paths, tmp_path / "run"), patch), 2))
@@ -450,7 +450,7 @@ def test_gradients_are_in_the_buckets_of_ddp_from_the_first_micro_batch_on(paths
     parts = [np.arange(40), np.arange(3)] if accumulating else [np.arange(3), np.arange(3, 5)]
 
     def process(rank: int) -> None:
-        with distributed.join("cpu") as world:
+        with distributed.init_distributed("cpu") as world:
             trainer = Trainer.build(
                 settings("runtime.device_tokens=" + ("40" if accumulating else "60")), world, (340, 340)
             )
