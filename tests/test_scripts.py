@@ -355,8 +355,8 @@ def test_the_tiny_trainings_of_doctor_end_with_it(tmp_path, processes):
     doctor = f"""
 import sys, time
 from pathlib import Path
-from nmt.diagnostics.trial_runs import Bench
-with Bench(Path({str(tmp_path)!r}), [], (sys.executable, "-c", {code!r})).training("name"):
+from nmt.diagnostics.trial_runs import TrialRuns
+with TrialRuns(Path({str(tmp_path)!r}), [], (sys.executable, "-c", {code!r})).training("name"):
     time.sleep(900)
 """
     parent = subprocess.Popen([sys.executable, "-c", doctor])
