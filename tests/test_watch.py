@@ -343,7 +343,7 @@ def test_a_save_that_is_slow_for_torchrun_is_told(monkeypatch, caplog, under_tor
 LOOKING = """
 import os, threading, time
 from nmt.training import loop
-take_step = training.train_step
+take_step = loop.train_step
 def looking(trainer, update, step):
     if step in (2000, 20000):
         pages = int(open("/proc/self/statm").read().split()[1])
@@ -352,7 +352,7 @@ def looking(trainer, update, step):
         counts = pages, len(os.listdir("/proc/self/fd")), threading.active_count(), len(os.listdir("/proc/self/task"))
         print("counts", *counts, file=sys.stderr)
     return take_step(trainer, update, step)
-training.train_step = looking
+loop.train_step = looking
 """
 
 

@@ -44,8 +44,8 @@ def common_characters() -> frozenset[str]:
     }
     found = (
         bytes([lead, trail]).decode(encoding, "ignore")
-        for encoding, (is_main, trails) in levels.items()
-        for lead in is_main
+        for encoding, (leads, trails) in levels.items()
+        for lead in leads
         for trail in trails
     )
     return frozenset(text for text in found if _HAN.fullmatch(text))

@@ -123,9 +123,9 @@ class Layout:
 
         So a table that is padded with TABs has two, and a column of credits may be mostly empty.
         """
-        round_up = max((n for n, lines in self._filled.items() if lines >= LEAST_SHARE * self.lines), default=0)
+        filled = max((n for n, lines in self._filled.items() if lines >= LEAST_SHARE * self.lines), default=0)
         credits_some = self._wide[3] >= LEAST_SHARE * self.lines and self._filled[3] > 0.01 * self.lines
-        return 3 if round_up == 2 and credits_some else round_up
+        return 3 if filled == 2 and credits_some else filled
 
     @property
     def with_third(self) -> float:

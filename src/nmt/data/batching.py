@@ -149,15 +149,15 @@ def split_micro_batches(
     """
     order = update[length_order(src_lengths[update], tgt_lengths[update])]
     src, tgt = int(src_lengths[order].sum()), int(tgt_lengths[order].sum())
-    round_up = partial(fill, order, src_lengths, tgt_lengths, limit)
+    filled = partial(fill, order, src_lengths, tgt_lengths, limit)
     best, least, rounds = list[Numbers](), math.inf, math.ceil(max(src, tgt) / limit / processes)
     while True:
         count = rounds * processes
         # The smallest size, to two per cent, with which so few parts hold all pairs: so they are equally large.
         sizes = [*((src + tgt) / count * 2 ** (np.arange(64) / 32)), math.inf]
-        size = bisect_left(sizes, True, key=lambda most: len(round_up(most)) <= count)
+        size = bisect_left(sizes, True, key=lambda most: len(filled(most)) <= count)
         if size < len(sizes):  # Else the limit needs more parts.
-            parts = round_up(sizes[size])
+            parts = filled(sizes[size])
             costs = [slots(src_lengths[part], tgt_lengths[part]) + overhead for part in parts]
             time = max(sum(costs[rank::processes]) for rank in range(processes))
             if time >= least:

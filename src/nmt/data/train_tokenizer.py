@@ -27,7 +27,7 @@ BLOCK_LINES = 10_000
 
 
 def train_bpe(clean: Path, settings: BpeConfig, languages: tuple[str, str], out: Path) -> dict[str, Any]:
-    """Make the models of `clean/train.{language}` in `out`, and verification.json beside them; returns the certificate.
+    """Make the models of `clean/train.{language}` in `out`, and verification.json beside them; returns the verification.
 
     Raises ConfigError for a vocabulary that this corpus can't have, DataError for a model that doesn't give text back.
     """
@@ -110,7 +110,7 @@ def verify_tokenizer(
 
 
 def verification_lines(verification: Mapping[str, Any]) -> list[str]:
-    """The certificate as a table for the terminal."""
+    """Format the verification as a table for the terminal."""
     found = []
     for name, model in verification["models"].items():
         found.append(

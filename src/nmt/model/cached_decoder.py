@@ -28,11 +28,11 @@ def round_up(count: int, multiple: int) -> int:
 
 
 class CachedDecoder:
-    """Keeps the keys and values of the source, and of all tokens so far, once for each sentence.
+    """Cache the keys and values of the source, and of all tokens so far, once for each sentence.
 
-    The W rows of a sentence ask as if they were tokens of one text: about its source, and about all that its rows have
-    said. A mask shows to each row what it goes on from; when rows change places, that alone is put in order. There are
-    always `round_up` sentences; those that nobody has asked for stand at the end, and are computed in vain.
+    The W rows of a sentence attend as tokens of one sequence, to its source and to the tokens of all its rows. An
+    ancestry mask lets each row see its own prefix only; when rows are reordered, only this mask is. The number of
+    sentences is padded by `round_up`; padding sentences are last.
     """
 
     @classmethod
@@ -98,7 +98,7 @@ class CachedDecoder:
 
     @torch.no_grad()
     def select(self, rows_R: Tensor) -> None:
-        """Go on with these rows; a sentence's rows stay together, and it leaves when none of them is named."""
+        """Keep these rows in this order; rows of a sentence stay adjacent, and a sentence without rows is dropped."""
         before, self.asked = self.asked, len(rows_R) // self.beam
         rows = round_up(self.asked, self.multiple) * self.beam
         rows_R = torch.cat([rows_R, torch.arange(len(rows_R), rows, device=rows_R.device)])
