@@ -27,7 +27,7 @@ BLOCK_LINES = 10_000
 
 
 def train_bpe(clean: Path, settings: BpeConfig, languages: tuple[str, str], out: Path) -> dict[str, Any]:
-    """Make the models of `clean/train.{language}` in `out`, and verification.json beside them; returns the verification.
+    """Train the models of `clean/train.{language}` in `out` and write verification.json; return the verification.
 
     Raises ConfigError for a vocabulary that this corpus can't have, DataError for a model that doesn't give text back.
     """
