@@ -414,7 +414,7 @@ eval: {bootstrap: 0}
 
 
 @pytest.mark.slow
-def test_the_whole_street_passes_under_chinese_names_with_spaces_in_an_ascii_locale(tmp_path: Path) -> None:
+def test_the_whole_pipeline_passes_under_chinese_names_with_spaces_in_an_ascii_locale(tmp_path: Path) -> None:
     folder = tmp_path / "运行 1"
     (folder / "数据 1").mkdir(parents=True)
     mini = Path(__file__).parent.parent / "data/mini/raw/mini.txt"
@@ -430,4 +430,4 @@ def test_the_whole_street_passes_under_chinese_names_with_spaces_in_an_ascii_loc
     facts = json.loads(nmt_process("info", "runs/模型 甲", "--json", cwd=folder, **locale).out)
     assert (facts["corpus"], facts["recipe"], facts["run"]) == ("语料", "配 方", "runs/模型 甲")
     again = nmt_process("status", "-c", "配 方.yaml", "--name", "模型 甲", cwd=folder, **locale)
-    assert again.out.decode().count(": fresh (") == 6
+    assert again.out.decode().count(": up to date (") == 6
