@@ -30,6 +30,7 @@ def test_a_worker_trains_with_the_settings_and_folders_of_its_file(paths, tmp_pa
     mine = replace(paths, run=RunDir(tmp_path / "run"))
     code, given, log = ended(monkeypatch, capfd, mine, settings("train.max_steps=3"))
     assert code == 0, log
+    assert log.startswith("train: ")  # No warning of Python's before it.
     assert mine.run.status()["step"] == 3
     assert given["processes"] == 1
     assert not (mine.run / "stamp.json").exists()  # The starter writes that.

@@ -151,14 +151,11 @@ def _launched() -> bool:
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
-def _again(
-    config: str | None, changes: Sequence[str] | None, name: str | None = None, device: str = "auto"
-) -> list[str]:
+def _again(config: str | None, changes: Sequence[str] | None, name: str | None = None) -> list[str]:
     """The same settings as arguments of another command."""
     words = ["-c", config] if config else []
     words += [word for change in changes or () for word in ("--set", change)]
-    words += ["--name", name] if name else []
-    return words + (["--device", device] if device != "auto" else [])
+    return words + (["--name", name] if name else [])
 
 
 def _trainer(processes: int, **options: Any) -> stages.Trainer:

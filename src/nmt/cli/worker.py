@@ -1,6 +1,6 @@
-"""One process of a training started by `nmt train` or `nmt run`: `python -m nmt.cli.worker FILE`.
+"""One process of a training started by `nmt train` or `nmt run`, with a file as its only argument.
 
-FILE is JSON with the settings, folders and options. A worker makes no data and writes no stamp.
+The file is JSON with the settings, folders and options. A worker makes no data and writes no stamp.
 """
 
 import json
@@ -32,7 +32,8 @@ def train_in_processes(config: Config, paths: TrainPaths, *, processes: int, opt
     with tempfile.NamedTemporaryFile("w", prefix="nmt-", suffix=".json", encoding="utf-8") as file:
         json.dump(given, file)
         file.flush()
-        return launch(["-m", "nmt.cli.worker", file.name], processes)
+        # Not -m: the package imports this module, so Python would run it twice, and warn.
+        return launch(["-c", "from nmt.cli.worker import main; main()", file.name], processes)
 
 
 def work(words: Sequence[str]) -> None:
@@ -53,7 +54,8 @@ def set_up_logging(level: int) -> None:
     logging.getLogger("nmt").setLevel(level)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Run this process as a worker, and exit with its code."""
     from nmt.cli import run_and_exit
 
     run_and_exit(work, sys.argv[1:])
