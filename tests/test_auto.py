@@ -170,7 +170,7 @@ def test_a_run_that_is_resumed_on_another_device_keeps_the_precision_that_it_beg
     as_on_a_gpu(monkeypatch, bfloat16=True)
     with caplog.at_level(logging.INFO):
         train_model(settings(*changes), at(paths, run), ALONE)
-    assert "train.precision stays float32, which the run began with; auto is bfloat16 here" in caplog.text
+    assert "train.precision stays float32, as the run was started with; auto is bfloat16 here" in caplog.text
     assert equal(final(run), final(whole))
     assert trained_precision(run) == "float32"
     train_model(settings(*changes), at(paths, run), ALONE, fresh=True)

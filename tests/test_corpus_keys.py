@@ -180,10 +180,10 @@ odd_zh = st.lists(st.sampled_from([*BOTH, "(_V)", "（&V）"]), max_size=6).map(
 @example("?verb:_View", "查看(_V)")
 @example("<b>Now</b>", "<b>现在</b>")
 def test_mending_never_changes_a_leak_key(en, zh):
-    normal, mended = normalised_and_repaired(
+    normal, repaired = normalised_and_repaired(
         (f"{en} Here", f"{zh}这里"), Normaliser("simplified", {"en": False, "zh": True})
     )
-    assert [leak_key(side) for side in mended] == [leak_key(side) for side in normal]
+    assert [leak_key(side) for side in repaired] == [leak_key(side) for side in normal]
 
 
 def test_a_text_of_signs_alone_is_its_own_key():

@@ -268,7 +268,7 @@ def test_processes_that_were_started_with_other_settings_are_refused(paths, tmp_
 @pytest.mark.slow
 def test_a_run_folder_that_only_one_process_sees_is_refused_before_the_first_step(paths, tmp_path):
     def process(rank: int) -> None:
-        resume.PATIENCE_WITH_DISK = 0.5
+        resume.NFS_DELAY = 0.5
         (tmp_path / f"node {rank}").mkdir()
         train_here(CONFIG, at(paths, tmp_path / f"node {rank}" / "run"), device="cpu")
 

@@ -327,7 +327,7 @@ def test_running_out_of_memory_is_told_with_the_size_of_what_was_computed(error)
     with pytest.raises(OutOfMemory) as told, oom_context(build(), data, np.array([2, 0, 1])):
         raise error
     assert told.value.__cause__ is error
-    for words in ("process 0 of 1", "of 3 pairs, 27 token slots a side", "has 9 + 2 tokens (line 11 of", "now 40)"):
+    for words in ("process 0 of 1", "of 3 pairs, 27 padded tokens a side", "has 9 + 2 tokens (line 11 of", "now 40)"):
         assert words in str(told.value)
     with pytest.raises(RuntimeError, match="shapes"), oom_context(build(), data, np.array([0])):
         raise RuntimeError("shapes do not fit")

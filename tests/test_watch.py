@@ -177,7 +177,7 @@ def test_the_scale_of_float16_is_kept_in_the_checkpoint(paths, tmp_path):
 
 
 def small_memory(monkeypatch, slots: int) -> list[int]:
-    """Let every forward pass with more token slots than this run out of memory, as torch's CPU allocator words it."""
+    """Let every forward pass with more padded tokens than this run out of memory, as torch's CPU allocator words it."""
     forward, seen = step.TrainingModel.forward, []
 
     def limited(self, src, tgt, out, real):
@@ -212,7 +212,7 @@ def test_what_does_not_fit_is_told_before_the_first_step_with_what_to_lower(path
         train_model(settings(), at(paths, tmp_path / "run"), ALONE)
     for words in (
         "a micro-batch of",
-        "token slots",
+        "padded tokens",
         "longest pair has",
         "line ",
         "Lower runtime.device_tokens (now 40",
@@ -296,7 +296,7 @@ def wait_for(words: str, caplog, seconds: float = 30) -> bool:
 
 
 def test_a_process_that_falls_behind_is_named_with_its_step_and_pairs(tmp_path, caplog):
-    one, two = (Heartbeat(tmp_path, World(rank, 2, torch.device("cpu")), silence=0.6) for rank in range(2))
+    one, two = (Heartbeat(tmp_path, World(rank, 2, torch.device("cpu")), timeout=0.6) for rank in range(2))
     with one, two:
         for heartbeat in (one, two):
             heartbeat("forward pass of micro-batch 1 of 2", [3, 4], 12)
@@ -309,7 +309,7 @@ def test_a_process_that_falls_behind_is_named_with_its_step_and_pairs(tmp_path, 
 
 
 def test_a_process_that_is_not_heard_of_is_named_and_one_that_waits_is_not(tmp_path, caplog):
-    heartbeat = Heartbeat(tmp_path, World(0, 2, torch.device("cpu")), silence=0.6)
+    heartbeat = Heartbeat(tmp_path, World(0, 2, torch.device("cpu")), timeout=0.6)
     place = {"moves": 5, "step": 3, "doing": "saving", "rows": [], "beats": 1, "pid": 4711, "host": "node7"}
     with heartbeat:
         for beats in range(12):  # It stands at the same place as this one, and its thread is alive.
@@ -320,7 +320,7 @@ def test_a_process_that_is_not_heard_of_is_named_and_one_that_waits_is_not(tmp_p
 
 
 def test_a_process_alone_has_no_heartbeat(tmp_path):
-    with Heartbeat(tmp_path / "heartbeat", ALONE, silence=0.1) as heartbeat:
+    with Heartbeat(tmp_path / "heartbeat", ALONE, timeout=0.1) as heartbeat:
         heartbeat("anything", [], 1)
     assert not (tmp_path / "heartbeat").exists()
 

@@ -1,4 +1,4 @@
-"""What a user can mend: the command line prints these as they are and ends with `exit_code`."""
+"""Errors that a user can correct: the command line prints their text and exits with `exit_code`."""
 
 import errno
 import shutil
@@ -58,7 +58,7 @@ def counted(number: int, noun: str, plural: str = "") -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
-# ── what went wrong with a file ─────────────────────────────────────────────────────────────────────────────────────
+# ── what went wrong with a file ───────────────────────────────────────────────────────────────────────────────────────
 
 STDOUT = "standard output"
 """In place of a path."""

@@ -116,7 +116,7 @@ def _meant(code: str) -> str:
     return by_name[near[0]] if near else ""
 
 
-# ── the table ───────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the table ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 # ISO 639-1 with its ISO 639-3 form, and the languages of evaluation sets for machine translation that have only the
 # latter. Names are the shortest that are usual.

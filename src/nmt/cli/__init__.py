@@ -105,7 +105,7 @@ def run_and_exit(command: Callable[[Sequence[str]], object], words: Sequence[str
         problem: Exception = error
         code = error.exit_code
     except OSError as error:
-        # The disk is full, a folder isn't ours: the user's to mend, wherever it happened.
+        # A full disk, a folder without permission: for the user to correct, wherever it happened.
         if error.filename == STDOUT:
             _close_stdout()
         print(f"{describe_error(error)}. (--debug tells more.)", file=sys.stderr)

@@ -27,7 +27,7 @@ LARGEST_NUMBER = 2**31 - 1
 """Of whole numbers; what reads the settings computes with them in floats and in 64 bits."""
 
 
-# ── reading YAML ────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── reading YAML ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class _Loader(yaml.SafeLoader):
@@ -274,7 +274,7 @@ def _read_file(path: Path) -> Mapping[str, Any]:
     return found
 
 
-# ── writing and showing ─────────────────────────────────────────────────────────────────────────────────────────────
+# ── writing and showing ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def from_dict(values: Mapping[str, Any]) -> Config:

@@ -161,7 +161,7 @@ def _han_sides(facts: Mapping[str, Facts]) -> tuple[bool, bool]:
     return one.han
 
 
-# ── one chunk, in any process ───────────────────────────────────────────────────────────────────────────────────────
+# ── one chunk, in any process ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Cleaned(NamedTuple):
@@ -177,7 +177,7 @@ class Cleaned(NamedTuple):
 
 
 def clean_chunk(chunk: Chunk, settings: CleanConfig, normaliser: Normaliser, names: tuple[str, ...]) -> Cleaned:
-    """Normalise, mend and judge each row."""
+    """Normalise, repair and filter each row."""
     one, two = settings.columns
     han = (normaliser.han[one], normaliser.han[two])
     kept, rejected, counts = [], [], Counter[str]()
@@ -190,7 +190,7 @@ def clean_chunk(chunk: Chunk, settings: CleanConfig, normaliser: Normaliser, nam
         sides = ("", "")
         if not reason:
             normal, sides = normalised_and_repaired((row.left, row.right), normaliser)
-            counts["mended"] += sides != normal
+            counts["repaired"] += sides != normal
             reason = first_rejection(Pair(sides, han, (row.left, row.right)), settings)
         if reason:
             counts[f"dropped {reason}"] += 1
@@ -257,7 +257,7 @@ class CleanStats:
         return sum(self.counts.values(), Counter())
 
 
-# ── the report ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the report ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _report(
@@ -289,7 +289,7 @@ def _report(
         },
         "input": total["input"],
         "changed": {lang: total[f"changed {lang}"] for lang in settings.columns},
-        "mended": total["mended"],
+        "repaired": total["repaired"],
         "zh_script": {lang: normaliser.policy(lang) for lang in settings.columns if normaliser.is_chinese(lang)},
         "script": {kind: total[f"script {kind}"] for kind in ("simplified", "traditional", "mixed", "neutral")},
         "dropped": {reason: {"rows": n, "samples": tally.samples[reason]} for reason, n in dropped.items()},

@@ -132,7 +132,7 @@ def _shown(origin: str) -> str:
     return re.sub(r"(?<=://)[^/@]*@", "", origin)
 
 
-# ── arriving ────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── arriving ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _bring(origin: str, target: Path) -> str:
@@ -219,7 +219,7 @@ def _too_large(origin: str) -> DataError:
     return DataError(f"{_shown(origin)} has over {LARGEST_DOWNLOAD:,} bytes, too much for a corpus; nothing was kept.")
 
 
-# ── unpacking and checking ──────────────────────────────────────────────────────────────────────────────────────────
+# ── unpacking and checking ────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _unpack(archive: Path, name: str, work: Path) -> dict[str, Path]:

@@ -1,6 +1,6 @@
 """The leak guard: which rows share a sentence with dev or test, asked before the split and of the written files.
 
-Held-out text is compared in each form that it may meet training text in: as found, normalised, and mended. Training
+Held-out text is compared in every form that training text may have: as found, normalised, and repaired. Training
 text is compared as the model sees it.
 """
 
@@ -25,7 +25,7 @@ Forms = NDArray[np.uint64]
 
 
 def normalised_and_repaired(sides: Sides, normaliser: Normaliser) -> tuple[Sides, Sides]:
-    """A pair as `clean` normalises it, and as it then mends it."""
+    """Return a pair as `clean` normalises it, and as it then repairs it."""
     one, two = normaliser.han
 
     def normalise(pair: Sides) -> Sides:

@@ -37,7 +37,7 @@ def _fold(text: str) -> str:
 
 _VARIATION_SELECTORS = {*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0)}
 
-# ── leak ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── leak ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class _LettersDigitsMarks(dict[int, int | None]):
@@ -53,13 +53,13 @@ _KEPT = _LettersDigitsMarks()
 def leak_key(text: str) -> str:
     """Letters, digits and marks, Simplified, compatibility forms and case folded; `text` itself if none is left.
 
-    What mending takes off a text is left out, whatever the other side is: its key is one before mending and after.
+    What a repair may remove is left out, whatever the other side is: a key is the same before and after a repair.
     """
     folded = _fold(text)
     return bare(folded).translate(_KEPT) or folded.translate(_KEPT) or text
 
 
-# ── references and duplicates ───────────────────────────────────────────────────────────────────────────────────────
+# ── references and duplicates ─────────────────────────────────────────────────────────────────────────────────────────
 
 _THOUSANDS = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:,[0-9]{3})+(?!,?[0-9])")
 _FORMS = {ord(power): f"^{digit}" for power, digit in zip("⁰¹²³⁴⁵⁶⁷⁸⁹ⁿ", "0123456789n", strict=True)}

@@ -36,7 +36,7 @@ def _pairs(wide: str, narrow: str) -> dict[int, str]:
     return {ord(one): other for one, other in zip(wide, narrow, strict=True)}
 
 
-# ── both sides ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── both sides ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 _ENTITY = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9A-Fa-f]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});")
 _SPLIT_ENTITY = re.compile(r"& ?(amp|quot|apos|lt|gt|nbsp|#39) ?;")
@@ -95,7 +95,7 @@ def _tidy(text: str) -> str:
     return " ".join(text.split())
 
 
-# ── a side written in Han characters ────────────────────────────────────────────────────────────────────────────────
+# ── a side written in Han characters ──────────────────────────────────────────────────────────────────────────────────
 
 _WIDE = "，。！？：；、（）《》〈〉【】「」『』“”"
 _CJK = f"{HAN}{_WIDE}…·"
@@ -202,7 +202,7 @@ def _without_gaps(text: str) -> str:
 
 _SIMPLIFIED_QUOTES = str.maketrans("「」『』", "“”‘’")
 
-# ── a side written with spaces ──────────────────────────────────────────────────────────────────────────────────────
+# ── a side written with spaces ────────────────────────────────────────────────────────────────────────────────────────
 
 _NARROW = _pairs("，。！？：；、（）～‘’‚‛“”„‟…", ",.!?:;,()~''''\"\"\"\".")
 _NARROW |= {ord("…"): "..."}
@@ -231,7 +231,7 @@ def _punctuate_spaced(text: str, lang: str) -> str:
     return text
 
 
-# ── the whole ───────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the whole ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What can be mended only with both sides in view; each leaves a mended pair as it is. `translate` does none of it."""
+"""Repairs that need both sides of a pair; each is idempotent. `translate` does none of them."""
 
 import re
 from collections import Counter
@@ -96,15 +96,15 @@ def _without_paired_tags(text: str) -> str:
 
 
 def repair_fully(sides: Sides, normalise: Callable[[Sides], Sides]) -> Sides:
-    """A normalised pair, mended and normalised in turn until nothing changes."""
-    while (mended := repair_pair(*sides)) != sides:  # Each turn makes the pair shorter.
-        sides = normalise(mended)
+    """Repair and normalise a normalised pair in turn until nothing changes."""
+    while (repaired := repair_pair(*sides)) != sides:  # Each turn makes the pair shorter.
+        sides = normalise(repaired)
     return sides
 
 
-# ── for keys ────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── for keys ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-_MENDABLE = re.compile(r"[(\[{【〔<]|^\?")
+_REPAIRABLE = re.compile(r"[(\[{【〔<]|^\?")
 _ROUND = str.maketrans("[{【〔]}】〕", "(((())))")
 _ASIDE = re.compile(
     r"\((?:(?:译者?|编)?注:[^()]*|laughter|applause|cheers|cheering|music|笑声|掌声|鼓掌|欢呼|音乐|[_&][a-z0-9])\)"
@@ -115,7 +115,7 @@ _ASIDE = re.compile(
 
 def bare(folded: str) -> str:
     """A text, folded as for a key, without all that `repair_pair` would take off it beside some other side."""
-    if len(folded) > LONGEST or not _MENDABLE.search(folded):
+    if len(folded) > LONGEST or not _REPAIRABLE.search(folded):
         return folded
     text = "".join(_without_paired_tags(folded).translate(_ROUND).split())
     while (barer := _ASIDE.sub("", text)) != text:

@@ -42,7 +42,7 @@ _NOT_A_CORPUS = re.compile(r"(?:licen[cs]es?|copying|readme|notice|attribution)\
 _SHOWN = 5
 
 
-# ── finding ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── finding ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def find_sources(corpus_dir: Path, settings: CleanConfig) -> dict[str, tuple[Path, ...]]:
@@ -119,7 +119,7 @@ def _warn_once(text: str) -> None:
     log.warning("%s", text)  # The sources are looked for several times by one command.
 
 
-# ── looking through a source before it is cleaned ───────────────────────────────────────────────────────────────────
+# ── looking through a source before it is cleaned ─────────────────────────────────────────────────────────────────────
 
 
 @dataclass
@@ -318,7 +318,7 @@ def _bad_byte(raw: bytes, encoding: str) -> int:
     return 0
 
 
-# ── rows ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── rows ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Chunk(NamedTuple):

@@ -44,7 +44,7 @@ def is_han_side(lines: Iterable[str]) -> bool:
     return 2 * sum(seen) >= len(seen) > 0
 
 
-# ── another language ────────────────────────────────────────────────────────────────────────────────────────────────
+# ── another language ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 _KANA_OR_HANGUL = re.compile(f"[{KANA}{HANGUL}]")
 _QUOTED = re.compile(r"“[^“”]*”|‘[^‘’]*’|「[^「」]*」|『[^『』]*』|《[^《》]*》|（[^（）]*）|\([^()]*\)|\"[^\"]*\"")
@@ -66,7 +66,7 @@ def is_japanese_or_korean(text: str) -> bool:
     return found > 1 and found > LEAST_FOREIGN * len(_LETTER.findall(text))
 
 
-# ── Traditional and Simplified ──────────────────────────────────────────────────────────────────────────────────────
+# ── Traditional and Simplified ────────────────────────────────────────────────────────────────────────────────────────
 
 Policy = Literal["simplified", "traditional", "keep"]
 

@@ -33,7 +33,7 @@ class Kept(NamedTuple):
     attribution: str
 
 
-# ── sets given as files ─────────────────────────────────────────────────────────────────────────────────────────────
+# ── sets given as files ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def read_given(name: str, files: tuple[Path, ...], normaliser: Normaliser) -> Gi
             there = counted(found[odd][0].count(TAB) + 1, "column")
             raise DataError(
                 f"clean.{name}: {where}, line {odd + 1} has {there}, most lines have {layouts[0].columns}; "
-                "a held-out set is taken as it is, so mend the file."
+                "a held-out set is taken as it is, so correct the file."
             )
         found = [tuple(row) for row in cells if row]
     blank = next((number for number, row in enumerate(found, 1) if not (row[0].strip() and row[1].strip())), None)
@@ -123,7 +123,7 @@ def _hashes(files: Sequence[Path]) -> list[str]:
         raise DataError(f"cannot read {error.filename}: {error.strerror}.") from error
 
 
-# ── what each kept row is for ───────────────────────────────────────────────────────────────────────────────────────
+# ── what each kept row is for ─────────────────────────────────────────────────────────────────────────────────────────
 
 TRAIN, DUPLICATE, HELD_OUT, SET_ASIDE, DEV, TEST = range(6)
 """A row that is set aside is in a group of dev or test: a further reference, or of no use."""
@@ -170,7 +170,7 @@ def assign(left: Keys, right: Keys, pair: Keys, given: Mapping[str, GivenSet], s
     )
 
 
-# ── writing ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── writing ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def kept_rows(path: Path) -> Iterator[Kept]:

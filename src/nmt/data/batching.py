@@ -220,7 +220,7 @@ def collate(src_ids: npt.NDArray[np.int64], tgt_ids: npt.NDArray[np.int64]) -> B
 
 
 def padding_share(micro_batches: Sequence[Numbers], src_lengths: Numbers, tgt_lengths: Numbers) -> float:
-    """The share of token slots, over both sides, that hold padding."""
+    """Return the share of padding in the padded tokens of both sides."""
     real = slots = 0
     for part in micro_batches:
         for lengths in (src_lengths[part], tgt_lengths[part]):

@@ -71,7 +71,7 @@ def verdict(holds: bool, figure: str) -> Check:
     return Check("passed" if holds else "failed", figure)
 
 
-# ── what is compared ────────────────────────────────────────────────────────────────────────────────────────────────
+# ── what is compared ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def judge_losses(alone: Sequence[float], shared: Sequence[float], where: str) -> Check:
@@ -112,7 +112,7 @@ def judge_text(lines: Mapping[str, Sequence[str]], back: Mapping[str, Sequence[s
     )
 
 
-# ── the proofs ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the proofs ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def check_resume(bench: TrialRuns, chance: random.Random) -> Check:
@@ -174,7 +174,7 @@ def check_tokenizer_round_trip(tokenizers: Mapping[str, Tokenizer], text: Mappin
     return judge_text(text, {name: tokenizers[name].decode(tokenizers[name].encode(text[name])) for name in text})
 
 
-# ── the whole ───────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the whole ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def run_checks(config: Config, words: Sequence[str], clean: Path, bpe: Path, device: str) -> dict[str, Check]:

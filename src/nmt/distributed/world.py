@@ -31,30 +31,30 @@ class AsyncWork:
     work: Any
 
     def wait(self) -> int:
-        """The number, as soon as all have given theirs."""
+        """Wait for the result and return it."""
         self.work.wait()
         return int(self.value.item())
 
 
 @dataclass(frozen=True)
 class World:
-    """Which of how many processes this one is, and the device that it computes on."""
+    """The rank of this process, the number of processes, and its device."""
 
     rank: int
     size: int
     device: torch.device
     control: Any = None
-    """The process group of what follows here: always gloo's, so that none of it waits for a GPU."""
+    """The process group of the methods below: always gloo, so that none of them waits for a GPU."""
     local_rank: int = 0
-    """Number of this process among those of its machine."""
+    """Rank among the processes of this machine."""
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the process that prints and writes."""
+        """Whether this is rank 0, which logs and writes."""
         return self.rank == 0
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """The sums over all processes, equal on all."""
+        """Return the sums over all processes."""
         if self.size == 1:
             return list(values)
         tensor = torch.tensor(values, dtype=torch.float64)
@@ -62,27 +62,27 @@ class World:
         return [float(value) for value in tensor.tolist()]
 
     def broadcast(self, values: Sequence[float]) -> list[float]:
-        """The leader's values, equal on all; the others' are not looked at."""
+        """Return the values of rank 0 on all processes."""
         return self.sum(values if self.is_main else [0.0] * len(values))
 
     def spread(self, tensors: Iterable[Tensor]) -> None:
-        """Give every process the leader's values, in place."""
+        """Broadcast tensors of rank 0 in place."""
         if self.size > 1:
             for tensor in tensors:
                 distributed.broadcast(tensor, 0)
 
     def barrier(self) -> None:
-        """Wait until every process is here."""
+        """Wait for all processes."""
         self.sum([0.0])
 
     def all_reduce_max(self, value: int) -> AsyncWork:
-        """The largest value of all processes, which is not waited for here."""
+        """Start an all-reduce of the maximum."""
         tensor = torch.tensor(value)
         work = distributed.all_reduce(tensor, distributed.ReduceOp.MAX, group=self.control, async_op=True)
         return AsyncWork(tensor, work)
 
     def gather(self, data: bytes) -> list[bytes]:
-        """What each process gives, by rank, equal on all."""
+        """Return the data of all processes, by rank."""
         sizes = [int(n) for n in self.sum([float(len(data) if r == self.rank else 0) for r in range(self.size)])]
         if self.size == 1:
             return [data]
@@ -115,7 +115,7 @@ class World:
             raise LostContact("\n".join(f"process {rank} of {self.size}: {text}" for rank, text in failures.items()))
 
     def require_equal(self, facts: Mapping[str, str], advice: str) -> None:
-        """Raise NmtError, on all processes, unless each of these facts is the same on all; it names who differs."""
+        """Raise NmtError on all processes unless these facts are equal on all; it names the rank that differs."""
         theirs: list[dict[str, str]] = [json.loads(data) for data in self.gather(json.dumps(dict(facts)).encode())]
         problems = [
             f"{name} is {values[0]} on process 0, but {value} on process {rank} of {self.size}"
@@ -129,7 +129,7 @@ class World:
 
 
 def choose_device(name: str, local_rank: int = 0) -> torch.device:
-    """The device called `name`; `auto` is a GPU if there is one. Raises ConfigError if it cannot be used."""
+    """Return the device `name`; `auto` is a GPU if there is one. Raises ConfigError if it cannot be used."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:

@@ -55,7 +55,7 @@ class Score:
     """Tokens of the hypotheses for each of the references; BLEU alone has it."""
 
 
-# ── which tokeniser ─────────────────────────────────────────────────────────────────────────────────────────────────
+# ── which tokeniser ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def tokenize_for(tgt: str) -> str:
@@ -107,7 +107,7 @@ def _scripts(texts: Iterable[str]) -> Counter[str]:
     return found
 
 
-# ── scores ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── scores ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def bleu(hyps: Sequence[str], refs: Refs, tgt: str) -> Score:
@@ -191,7 +191,7 @@ def compare(systems: Mapping[str, Sequence[str]], refs: Refs, tgt: str, settings
     return {"baseline": next(iter(systems)), "scores": scores}
 
 
-# ── between here and sacreBLEU ──────────────────────────────────────────────────────────────────────────────────────
+# ── between here and sacreBLEU ────────────────────────────────────────────────────────────────────────────────────────
 
 
 class _Metric:

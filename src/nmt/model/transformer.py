@@ -19,7 +19,7 @@ from nmt.model.dropout import Dropout
 from nmt.model.positions import Positions, Rotation, apply_rope
 from nmt.special_tokens import PAD
 
-# ── attention and feed-forward ──────────────────────────────────────────────────────────────────────────────────────
+# ── attention and feed-forward ────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Attention(nn.Module):
@@ -129,7 +129,7 @@ class FeedForward(nn.Module):
         return cast(Tensor, self.fc2(self.dropout(inner_BTF)))
 
 
-# ── layers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── layers ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def make_norm(config: ModelConfig) -> nn.Module:
@@ -207,7 +207,7 @@ class DecoderLayer(nn.Module):
         return cast(Tensor, feed(x_BTD, self.feed_forward))
 
 
-# ── the whole model ─────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the whole model ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Transformer(nn.Module):

@@ -92,7 +92,7 @@ class State:
         return f"{self.stage.name}: {words.get(self.word, f'out of date, {self.reason}')}"
 
 
-# ── what a stage reads ──────────────────────────────────────────────────────────────────────────────────────────────
+# ── what a stage reads ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @contextlib.contextmanager
@@ -164,7 +164,7 @@ def make_stage(
     return replace(stage, made={file: content_hash(path) for file, path in made.items() if path.is_file()})
 
 
-# ── how things stand ────────────────────────────────────────────────────────────────────────────────────────────────
+# ── how things stand ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def status(stages: Sequence[Stage]) -> list[State]:
@@ -237,7 +237,7 @@ def _other_versions(stage: Stage, stamp: Mapping[str, Any]) -> str:
     return f"made with {', '.join(found)}, here is {', '.join(here)}" if found else ""
 
 
-# ── acting ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── acting ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def run(build: Callable[[], S], upto: str | None = None, since: str | None = None) -> S:

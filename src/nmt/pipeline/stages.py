@@ -155,7 +155,7 @@ def _without(values: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name not in names}
 
 
-# ── what each stage does; imports are inside, so that a stage that is up to date loads nothing ──────────────────────
+# ── what each stage does; imports are inside, so that a stage that is up to date loads nothing ────────────────────────
 
 
 def _clean(config: Config, corpus: Path, hashes: Mapping[str, str], out: Path) -> None:

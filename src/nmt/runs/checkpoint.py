@@ -35,7 +35,7 @@ MANIFEST, MODEL, OPTIMIZER, STATE = "manifest.json", "model.safetensors", "optim
 T = TypeVar("T")
 
 
-# ── writing ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── writing ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def save(
@@ -101,7 +101,7 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-# ── reading ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── reading ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _standing(folder: Path) -> Path:
@@ -186,7 +186,7 @@ def load_optimizer(folder: Path) -> dict[str, Tensor]:
     return _tensors(_standing(folder) / OPTIMIZER)
 
 
-# ── the checkpoints of a run ────────────────────────────────────────────────────────────────────────────────────────
+# ── the checkpoints of a run ──────────────────────────────────────────────────────────────────────────────────────────
 
 
 def step_folder(run: Path, step: int) -> Path:
@@ -315,7 +315,7 @@ def manifest_hash(folder: Path) -> str:
         raise CheckpointError(f"{folder / MANIFEST} cannot be read ({error.strerror})") from error
 
 
-# ── between tensors by name and objects ─────────────────────────────────────────────────────────────────────────────
+# ── between tensors by name and objects ───────────────────────────────────────────────────────────────────────────────
 
 
 def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, str]:

@@ -311,7 +311,7 @@ def peak_memory(device: torch.device) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
 
 
-# ── files ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── files ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def numerics(config: Config, world: World) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Whether an update fits into memory, found out before the first step."""
+"""Probe the memory of the largest micro-batch before the first step."""
 
 import logging
 import math
@@ -21,16 +21,16 @@ log = logging.getLogger(__name__)
 
 
 def worst_case_batch(trainer: Trainer, data: ParallelDataset) -> Numbers:
-    """Pairs that fill a micro-batch as no other can, in any epoch: alike, and as many as `device_tokens` allows.
+    """Return pairs of the most expensive micro-batch of any epoch: similar lengths, as many as `device_tokens` allows.
 
-    Memory grows with the token slots, and with the square of the lengths besides.
+    Memory grows with the padded tokens, and with the square of the lengths.
     """
     src, tgt = data.src.lengths, data.tgt.lengths
     longer = np.maximum(src, tgt)
     counts = np.bincount(longer)
-    # Small numbers are sorted in time that is linear in their count.
+    # A stable sort of small integers is a radix sort, linear in their number.
     order = np.argsort(longer.astype(np.min_scalar_type(len(counts))), kind="stable")
-    # An update is no larger than this, with its padding.
+    # An update has at most so many padded tokens.
     limit = min(trainer.device_tokens, math.ceil(gpu_defaults.PADDED * trainer.config.train.batch_tokens))
     best, most, ends = order[-1:], 0.0, np.cumsum(counts)
     for length in np.flatnonzero(counts):
@@ -44,22 +44,22 @@ def worst_case_batch(trainer: Trainer, data: ParallelDataset) -> Numbers:
 
 
 def probe_memory(trainer: Trainer, data: ParallelDataset) -> Trainer:
-    """Compute the largest micro-batch there can be, so that what doesn't fit shows before the first step.
+    """Run the largest possible micro-batch, so that running out of memory shows before the first step.
 
-    Changes neither weights nor moments nor anybody's random numbers. Where `runtime.device_tokens` is `auto`, the
-    trainer that comes back has the largest limit that fits. Raises OutOfMemory, on all processes if on one.
+    Weights, moments and random numbers stay unchanged. With `runtime.device_tokens: auto` the returned trainer has the
+    largest limit that fits. Raises OutOfMemory on all processes if any fails.
     """
     finds = trainer.config.runtime.device_tokens == "auto"
-    lost = LostContact("another process is out of memory, and says with which pairs.")
+    lost = LostContact("another process is out of memory, and reports with which pairs.")
     if trainer.world.size > 1:
         one = np.zeros(1, np.int64)
         failed, error = _probe_together(trainer, data, one)
         if failed:
             raise error or lost
-        # DDP orders its buckets anew between the first and the second backward pass, and sums of more than two numbers
-        # depend on that. So it happens here, before the first step of a new training and of one that goes on, and the
-        # gradients of all that follows are in the buckets that stay. With a single pair: the processes exchange
-        # gradients in it, so one that ran out of memory here could not tell the others: all have agreed that it fits.
+        # DDP rebuilds its buckets between the first and the second backward pass, which changes the order of sums. It
+        # happens here, before the first step of a new or resumed training, so that all steps use the final buckets.
+        # With a single pair, which all processes agree to fit: this pass exchanges gradients, so a process that ran
+        # out of memory in it could not report that to the others.
         for _ in range(2):
             with oom_context(trainer, data, one):
                 _pass(trainer, data, one)
@@ -77,10 +77,10 @@ def probe_memory(trainer: Trainer, data: ParallelDataset) -> Trainer:
 
 
 def _probe_together(trainer: Trainer, data: ParallelDataset, pairs: Numbers) -> tuple[bool, OutOfMemory | None]:
-    """Whether a pass of these pairs fails on any process, and what went wrong on this one."""
+    """Return whether a pass of these pairs fails on any process, and the error of this one."""
     try:
         error = _probe(trainer, data, pairs)
-        release_frames(error)  # The frames that it came through hold all that was computed until then.
+        release_frames(error)  # Its frames hold the tensors of the failed pass.
     finally:
         trainer.zero_grad()
         if trainer.world.device.type == "cuda":
@@ -89,11 +89,11 @@ def _probe_together(trainer: Trainer, data: ParallelDataset, pairs: Numbers) -> 
 
 
 def _probe(trainer: Trainer, data: ParallelDataset, pairs: Numbers) -> OutOfMemory | None:
-    """One pass; what went wrong if it does not fit, with a tenth of a GPU to spare if a limit is looked for."""
+    """Run one pass and return its error, if any; while `auto` searches, a tenth of the GPU must stay free."""
     try:
         with oom_context(trainer, data, pairs), trainer.no_sync():
             weights = list(trainer.model.parameters())
-            # Adam's moments do not exist before the first step; they will take as much again as two sets of weights.
+            # Before the first step, stand-ins for Adam's moments: as large as two sets of weights.
             moments = [] if trainer.optimizer.state else [torch.empty_like(p) for p in (*weights, *weights)]
             _pass(trainer, data, pairs)
             del moments

@@ -1,4 +1,4 @@
-"""What a training will cost, worked out from the settings and the lengths of the data before it begins."""
+"""The cost of a training, estimated from the settings and the lengths of the data."""
 
 import math
 import time
@@ -20,7 +20,6 @@ BYTES_A_TOKEN = 3.3
 
 TOO_MANY_EPOCHS = 300
 """Good recipes for small corpora take 50 to 200; far beyond, a model only overfits."""
-
 
 LONG_HOURS = 12
 """Hours of a training on a CPU from which it is warned of before it starts."""
@@ -46,7 +45,7 @@ class Data:
     """Counted in encoded data; else estimated from the size of the text."""
 
 
-# ── formulas ────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── formulas ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def activation_bytes(model: ModelConfig, src_slots: int, tgt_slots: int, half: bool, device: str = "cpu") -> int:
@@ -128,7 +127,7 @@ def peak_rate(optim: OptimConfig, d_model: int) -> float:
     return peak * optim.lr_factor
 
 
-# ── the plan ────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the plan ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def make_plan(config: Config, data: Data | None, device: str = "cpu", gpu: Gpu | None = None) -> dict[str, Any]:
@@ -270,7 +269,7 @@ def _size(count: float) -> str:
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
 
 
-# ── the data at hand ────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the data at hand ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def look_at_data(config: Config, raw: Sequence[Path], clean: Path, encode: Path) -> Data:

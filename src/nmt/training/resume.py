@@ -1,4 +1,4 @@
-"""Where a training begins: all its processes from one checkpoint, with equal weights, settings and data, or none."""
+"""Start or resume a training: all processes from one checkpoint with equal weights, settings and data, or none."""
 
 import contextlib
 import hashlib
@@ -23,15 +23,15 @@ PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16", "float16")
 
 log = logging.getLogger(__name__)
 
-PATIENCE_WITH_DISK = 60.0
-"""Seconds within which a file that one machine wrote is seen by another: what NFS remembers of a folder gets so old."""
+NFS_DELAY = 60.0
+"""Seconds until a file written by one machine is visible on another: the age of NFS's directory cache."""
 
 
 def settle(config: Config, run: Path, world: World, *, fresh: bool) -> Config:
-    """The settings of a training with what `auto` means in place of the word, equal on all processes.
+    """Return the settings with `auto` resolved, equal on all processes.
 
-    A precision is part of what a run is, so the run keeps the one that it began with, whatever it is resumed on; what
-    is new takes that of process 0's device.
+    The precision is part of the identity of a run, so a resumed run keeps it on any device; a new run takes that of
+    rank 0's device.
     """
     found = gpu_defaults.for_training(config, gpu_of(world.device))
     chosen = found.train.precision
@@ -39,17 +39,17 @@ def settle(config: Config, run: Path, world: World, *, fresh: bool) -> Config:
         if world.is_main and config.train.precision == "auto" and not fresh:
             before = trained_precision(run)
             if before in PRECISIONS and before != chosen:
-                log.info(f"train: train.precision stays {before}, which the run began with; auto is {chosen} here")
+                log.info(f"train: train.precision stays {before}, as the run was started with; auto is {chosen} here")
                 chosen = before
     chosen = PRECISIONS[int(world.broadcast([PRECISIONS.index(chosen)])[0])]
     return replace(found, train=replace(found.train, precision=chosen))
 
 
 def resume(trainer: Trainer, run: RunDir, init_from: Path | None) -> Progress:
-    """Load the checkpoint that process 0 chooses, or the weights to begin with, on all processes or on none.
+    """Load the checkpoint that rank 0 chooses, or the initial weights, on all processes or on none.
 
-    Process 0 takes the newest one that is whole and fits. A process that cannot read that one ends all of them: an
-    older one would do as well, but what a machine reads wrongly once is not to be trusted with the rest.
+    Rank 0 takes the newest intact checkpoint that fits. If another process cannot read that one, all fail: an older one
+    would do, but a machine that reads one file wrongly is not to be trusted with the rest.
     """
     world, newest = trainer.world, None
     with world.all_or_none():
@@ -99,7 +99,7 @@ def load_initial(trainer: Trainer, run: RunDir, init_from: Path) -> None:
             )
 
 
-# ── what the processes must have in common ──────────────────────────────────────────────────────────────────────────
+# ── what the processes must have in common ────────────────────────────────────────────────────────────────────────────
 
 
 def require_shared(run: RunDir, world: World, timeout: float) -> None:
@@ -114,7 +114,7 @@ def require_shared(run: RunDir, world: World, timeout: float) -> None:
         return False
 
     with world.all_or_none():
-        until = time.monotonic() + min(PATIENCE_WITH_DISK, timeout / 2)  # The others do not wait for longer.
+        until = time.monotonic() + min(NFS_DELAY, timeout / 2)  # The others do not wait for longer.
         while not seen():
             if time.monotonic() > until:
                 raise CheckpointError(

@@ -1,6 +1,6 @@
 """One update of the weights, and the loss of the dev set: the arithmetic of training, without files.
 
-Shapes: B sentences, S source tokens, T target tokens, D model width, V vocabulary, N real target tokens.
+Shapes: B sentences, S source tokens, T target tokens, D model width, V vocabulary, N non-padding target tokens.
 """
 
 import contextlib
@@ -44,12 +44,12 @@ class NoHeartbeat:
     """A heartbeat that writes nothing; see nmt.training.watchdog.Heartbeat."""
 
     def __call__(self, doing: str, rows: Sequence[int] | Numbers = (), step: int | None = None) -> None:
-        """This process now does that, with these lines of the training text."""
+        """Record what this process does, with which lines of the training text."""
 
 
 @dataclass(frozen=True)
 class StepStats:
-    """What one update measured on this process; tensors, so that no step waits for the device."""
+    """Measurements of one update on this process; tensors, so that no step waits for the device."""
 
     loss: Tensor
     nll: Tensor
@@ -65,14 +65,14 @@ class StepStats:
 
 
 class TrainingModel(nn.Module):
-    """The model with its loss as one forward pass, which is what processes synchronise."""
+    """The model and its loss as one forward pass, which DDP wraps."""
 
     def __init__(self, model: Transformer, smoothing: float) -> None:
         super().__init__()
         self.model, self.smoothing = model, smoothing
 
     def forward(self, src_BS: Tensor, tgt_BT: Tensor, tgt_out_BT: Tensor, real_N: Tensor) -> tuple[Tensor, Tensor]:
-        """Label-smoothed loss and nll in nats, summed over the real target tokens; see Batch."""
+        """Label-smoothed loss and nll in nats, summed over the non-padding target tokens; see Batch."""
         hidden_ND = self.model(src_BS, tgt_BT).flatten(0, 1).index_select(0, real_N)
         target_N = tgt_out_BT.flatten().index_select(0, real_N)
         return label_smoothed_loss(hidden_ND, self.model.embedding.weight, target_N, self.smoothing)
@@ -83,21 +83,21 @@ class Trainer:
     """The parts of a training that stay the same from step to step."""
 
     config: Config
-    """Of its `auto` settings none is left, but `runtime.device_tokens` on a GPU."""
+    """With `auto` resolved, except for `runtime.device_tokens` on a GPU."""
     world: World
     model: Transformer
     parallel: nn.Module
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
-    """Keeps gradients in the range of float16; does nothing in other precisions."""
+    """For float16; disabled in other precisions."""
     device_tokens: int
-    """`runtime.device_tokens`, or what `auto` has found."""
+    """`runtime.device_tokens`, or the value that `auto` has found."""
     at: NoHeartbeat
-    """Is told where the training is."""
+    """Records the position of the training."""
 
     @staticmethod
     def build(config: Config, world: World, vocab_sizes: tuple[int, int], at: NoHeartbeat | None = None) -> "Trainer":
-        """A new model, equal on all processes."""
+        """Build a new model and optimizer, equal on all processes."""
         gpu = gpu_of(world.device)
         config = gpu_defaults.for_training(config, gpu)
         torch.manual_seed(config.train.seed)
@@ -107,9 +107,9 @@ class Trainer:
         training_model = TrainingModel(model, config.train.label_smoothing)
         optimizer = build_optimizer(model, config.optim)
         if config.runtime.compile:
-            # Each layer by itself: the backward pass of a model compiled whole hands over all gradients at its end, and
-            # DDP could not exchange those of the last layers while the first are computed. Not the loss: its loop over
-            # chunks would be unrolled, and compiled again for each number of chunks.
+            # Layer by layer: a model compiled as a whole has all gradients at the end of its backward pass, so DDP
+            # could not overlap the exchange. Not the loss: its loop over chunks would be unrolled, and recompiled for
+            # each number of chunks.
             for layer in (*model.encoder, *model.decoder_layers):
                 layer.compile(dynamic=True)
         scaler = torch.amp.GradScaler(world.device.type, enabled=config.train.precision == "float16")
@@ -119,7 +119,7 @@ class Trainer:
         )
 
     def precision(self) -> contextlib.AbstractContextManager[Any]:
-        """The context of a forward pass."""
+        """The autocast context of a forward pass."""
         if self.config.train.precision == "float32":
             return contextlib.nullcontext()
         return torch.autocast(self.world.device.type, dtype=PRECISIONS[self.config.train.precision])
@@ -129,16 +129,16 @@ class Trainer:
         return self.parallel.no_sync() if self.world.size > 1 else contextlib.nullcontext()  # type: ignore[operator]
 
     def zero_grad(self) -> None:
-        """Begin a new sum of gradients.
+        """Zero the gradients.
 
-        DDP's stay where they are, in its buckets: the gradients of micro-batches that are not exchanged yet would else
-        be a second set beside these.
+        With DDP they stay allocated, in its buckets; otherwise gradients that are accumulated without an exchange would
+        be a second set beside them.
         """
         self.optimizer.zero_grad(set_to_none=self.world.size == 1)
 
 
 def micro_batches(trainer: Trainer, data: ParallelDataset, update: Numbers) -> list[Numbers]:
-    """How an update is cut for the processes and devices at hand; see nmt.data.batching."""
+    """Split an update for the given processes and devices; see nmt.data.batching."""
     overhead = OVERHEAD.get(trainer.world.device.type, OVERHEAD["cpu"])
     return split_micro_batches(
         update, data.src.lengths, data.tgt.lengths, trainer.device_tokens, trainer.world.size, overhead
@@ -147,34 +147,34 @@ def micro_batches(trainer: Trainer, data: ParallelDataset, update: Numbers) -> l
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Pairs that one forward pass computes."""
+    """The pairs of one forward pass."""
 
     number: int
-    """In the update, from 0; -1 for one that is another process's, and counts for nothing here."""
+    """In the update, from 0; -1 for a copy of another process's, computed with weight zero."""
     pairs: Numbers
     rows: Numbers
-    """The lines of the training text that they came from, from 0."""
+    """Their lines in the training text, from 0."""
     batch: Batch
 
 
 @dataclass(frozen=True)
 class Update:
-    """One update as this process computes it, with all that the host works out for it; see `prepare`."""
+    """One update with everything that the host prepares for this process; see `prepare`."""
 
     data: ParallelDataset
     rows: Numbers
-    """The lines of the training text that its pairs came from, from 0; of all processes, as are the numbers below."""
+    """Lines of the training text, from 0; of all processes, as are the counts below."""
     micro_batches: list[MicroBatch]
-    """Those that this process computes."""
+    """The shard of this process."""
     tgt_tokens: int
     tokens: int
     flops: float
     padding: float
-    """The share of token slots that hold padding."""
+    """The share of padding in the padded tokens."""
 
 
 def prepare(trainer: Trainer, data: ParallelDataset, pairs: Numbers) -> Update:
-    """The update that holds these pairs of `data`, cut and padded; the same numbers whichever thread works them out."""
+    """Split and pad the update of these pairs; deterministic, so that any thread may do it."""
     world, parts = trainer.world, micro_batches(trainer, data, pairs)
     src_lengths, tgt_lengths = data.src.lengths[pairs], data.tgt.lengths[pairs]
     tgt_tokens = int(tgt_lengths.sum())
@@ -194,9 +194,9 @@ def prepare(trainer: Trainer, data: ParallelDataset, pairs: Numbers) -> Update:
 
 
 def train_step(trainer: Trainer, update: Update, step: int) -> StepStats:
-    """One update of the weights: the loss summed over its micro-batches, divided by all of its target tokens.
+    """Update the weights: the loss is summed over micro-batches and divided by the target tokens of the whole update.
 
-    The host waits for nothing that the device computes.
+    The host never waits for the device.
     """
     world, config, started = trainer.world, trainer.config, time.perf_counter()
     mine = update.micro_batches
@@ -206,8 +206,8 @@ def train_step(trainer: Trainer, update: Update, step: int) -> StepStats:
     for turn, part in enumerate(mine):
         batch = part.batch.to(world.device)
         started = _lap(seconds, "data", started)
-        # Dropout's randomness is a function of what is computed, so going on needs no generator's state, and another
-        # number of processes draws the same masks where the update is cut the same.
+        # Dropout is seeded by step and micro-batch, so resuming needs no generator state, and another number of
+        # processes draws the same masks if the update is split the same way.
         seed(world.device, derive_seed(config.train.seed, step, part.number + 1))
         # Gradients are exchanged once, in the backward pass of the last micro-batch.
         last = turn == len(mine) - 1
@@ -217,7 +217,7 @@ def train_step(trainer: Trainer, update: Update, step: int) -> StepStats:
                 loss, part_nll = trainer.parallel(batch.src, batch.tgt_in, batch.tgt_out, batch.real)
             started = _lap(seconds, "forward", started)
             trainer.at(f"backward pass of micro-batch {turn + 1} of {len(mine)}", part.rows, step)
-            # DDP takes the mean over processes; what is wanted is the sum over all, for each token of the update.
+            # DDP averages over processes; this makes it the sum over all, per token of the update.
             weight = world.size / update.tgt_tokens if part.number >= 0 else 0.0
             trainer.scaler.scale(loss * weight).backward()
         started = _lap(seconds, "backward", started)
@@ -233,31 +233,31 @@ def train_step(trainer: Trainer, update: Update, step: int) -> StepStats:
 
 
 def update_weights(trainer: Trainer) -> tuple[Tensor, Tensor]:
-    """Clip the gradient and take the optimizer's step, unless the gradient is not finite; its norm, and 1 or 0.
+    """Clip the gradient and step the optimizer unless the gradient is not finite; return its norm, and 1 if skipped.
 
-    Every process holds the same summed gradient, so all leave out the same steps.
+    Every process has the same summed gradient, so all skip the same steps.
     """
     trainer.scaler.unscale_(trainer.optimizer)
     clip = trainer.config.optim.clip_norm or float("inf")
     grad_norm = nn.utils.clip_grad_norm_(trainer.model.parameters(), clip)
     skipped = (~torch.isfinite(grad_norm)).float()
-    # A fused Adam leaves weights, moments and step counts alone where this is 1, and nobody waits to be told.
+    # Where this is 1 a fused Adam changes neither weights, moments nor step counts, without a synchronisation.
     trainer.optimizer.found_inf = skipped  # type: ignore[attr-defined]
     trainer.scaler.step(trainer.optimizer)
     trainer.scaler.update()
     return grad_norm, skipped
 
 
-# ── memory ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── errors and seeds ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class OutOfMemory(NmtError):
-    """A micro-batch does not fit; the message says how large it is and what to lower."""
+    """A micro-batch does not fit; the message has its size and the setting to lower."""
 
 
 @contextlib.contextmanager
 def oom_context(trainer: Trainer, data: ParallelDataset, pairs: Numbers) -> Iterator[None]:
-    """Turn a failed allocation into OutOfMemory, with what was computed."""
+    """Turn a failed allocation into OutOfMemory with the size of the micro-batch."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -270,7 +270,7 @@ def oom_context(trainer: Trainer, data: ParallelDataset, pairs: Numbers) -> Iter
         raise OutOfMemory(
             f"process {trainer.world.rank} of {trainer.world.size} is out of memory on {trainer.world.device}, with "
             f"a micro-batch of {counted(len(pairs), 'pair')}, "
-            f"{len(pairs) * int(max(src.max(), tgt.max())):,} token slots a side. "
+            f"{len(pairs) * int(max(src.max(), tgt.max())):,} padded tokens a side. "
             f"Its longest pair has {src[longest]:,} + {tgt[longest]:,} tokens (line "
             f"{int(data.rows[pairs[longest]]) + 1:,} of the clean training text).\n"
             f"Lower runtime.device_tokens (now {trainer.device_tokens:,}{finds}), or "
@@ -279,16 +279,16 @@ def oom_context(trainer: Trainer, data: ParallelDataset, pairs: Numbers) -> Iter
 
 
 def seed(device: torch.device, number: int) -> None:
-    """Begin the random numbers of a device anew."""
+    """Seed the generator of a device."""
     if device.type == "cpu":
-        # torch's function notes this for GPUs that may still be asked for, with the stack, which takes a millisecond.
+        # torch.manual_seed also queues the seed for GPUs, with a stack trace, which takes a millisecond.
         torch.default_generator.manual_seed(number)
     else:
         torch.manual_seed(number)
 
 
 def derive_seed(*numbers: int) -> int:
-    """A 64-bit seed that depends on every one of these numbers from 0."""
+    """Return a 64-bit seed that depends on all of these non-negative numbers."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0]) >> 1
 
 
@@ -300,7 +300,7 @@ def _lap(seconds: dict[str, float], name: str, since: float) -> float:
 
 @torch.no_grad()
 def dev_loss(trainer: Trainer, data: ParallelDataset) -> tuple[float, float]:
-    """Label-smoothed loss and nll of a data set, in nats for each target token; every process does a share."""
+    """Return label-smoothed loss and nll of a data set in nats per target token; each process computes a shard."""
     trainer.model.eval()
     lengths = data.src.lengths, data.tgt.lengths
     parts = fill(length_order(*lengths), *lengths, trainer.device_tokens)
@@ -311,7 +311,7 @@ def dev_loss(trainer: Trainer, data: ParallelDataset) -> tuple[float, float]:
             batch = collate(*data.take(pairs)).to(trainer.world.device)
             with trainer.precision():
                 loss, nll = loss_of(batch.src, batch.tgt_in, batch.tgt_out, batch.real)
-            sums += torch.stack((loss, nll))  # Not their items: the device would be waited for in each batch.
+            sums += torch.stack((loss, nll))  # No item(): that would synchronise in each batch.
     trainer.model.train()
     tokens = int(data.tgt.lengths.sum())
     return tuple(value / tokens for value in trainer.world.sum(sums.tolist()))  # type: ignore[return-value]

@@ -28,27 +28,27 @@ from nmt.training.step import NoHeartbeat
 log = logging.getLogger(__name__)
 
 IN_A_ROW = 10
-"""Updates without a finite gradient, one after the other, after which a training is given up."""
+"""Consecutive skipped steps after which training fails."""
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class GracefulShutdown:
-    """Answers a signal that asks a training to end. Used as a context, around all of it.
+    """Handle SIGTERM and SIGINT. A context manager around the whole training.
 
-    While steps are taken the signal is noted, so that all processes save at the same step; before and after that there
-    is nothing to save, and it ends this process like any other. A repeat within AGAIN seconds, or during the save, is
-    the same wish: whoever tells all processes to end tells torchrun too, which passes it on. A later one ends at once.
+    During the steps a signal is recorded, so that all processes save at the same step; before and after them there is
+    nothing to save, and the process ends at once. A repeat within AGAIN seconds, or during the save, is the same
+    request: a scheduler signals all processes, torchrun among them, which passes it on. A later one ends at once.
     """
 
     def __init__(self, world: World) -> None:
         self.world, self.noted, self.since = world, 0, 0.0
-        self.steps = self.saves = self.told = False
+        self.steps = self.saves = self.logged = False
         self.asked: AsyncWork | None = None
         self.before: dict[int, Any] = {}
 
     def __enter__(self) -> "GracefulShutdown":
-        if threading.current_thread() is threading.main_thread():  # Nobody else may have handlers.
+        if threading.current_thread() is threading.main_thread():  # Other threads cannot set handlers.
             self.before = {number: signal.signal(number, self._note) for number in SIGNALS}
         return self
 
@@ -75,25 +75,25 @@ class GracefulShutdown:
 
     @contextmanager
     def stepping(self) -> Iterator[None]:
-        """A block that asks `requested` after each step."""
+        """The block of the steps, which calls `requested` after each."""
         self.steps = True
         yield
         self.steps = False
-        if self.noted:  # In the moment since the last step was over.
+        if self.noted:  # It arrived after the last step.
             self._end()
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """A block that no repeat of a signal interrupts."""
+        """The block of a save, which a repeated signal does not interrupt."""
         self.saves = True
         yield
         self.saves = False
 
     def requested(self, *, last: bool = False, wish: bool = False) -> tuple[int, bool]:
-        """The signal that some process had got when this was last asked (0: none), and whether one wished to save.
+        """Return the signal that any process had received (0: none), and whether any wished to save.
 
-        Equal on all. The answer is a step old, so that no step waits for it; after the last step, and alone, it is that
-        of now. Where there is a signal the wish may be lost: a save follows anyway.
+        Equal on all processes. The result is one step old, so that no step waits for it; after the last step, and in a
+        single process, it is current. A wish may be lost beside a signal: a save follows anyway.
         """
         answer = 2 * self.noted + wish
         if self.world.size > 1:
@@ -102,29 +102,29 @@ class GracefulShutdown:
             if last:
                 answer, self.asked = max(answer, self.asked.wait()), None
         found, wished = answer // 2, answer % 2 == 1
-        if (found or self.noted) and self.world.is_main and not self.told:
-            self.told = True
+        if (found or self.noted) and self.world.is_main and not self.logged:
+            self.logged = True
             name = signal.Signals(found or self.noted).name
             log.info("train: %s; saving and stopping after %s step", name, "this" if found else "the next")
         return found, wished
 
 
 @dataclass(frozen=True)
-class PendingFlags:
-    """A number on its way from a device to the host, which does not wait for it."""
+class PendingFlag:
+    """A number that is being copied from a device while the host continues."""
 
     value: Tensor
     event: Any
-    """Done when the number is there; None where it was from the start."""
+    """Completes with the copy; None if there is nothing to wait for."""
 
     @staticmethod
-    def of(value: Tensor) -> "PendingFlags":
-        """Send for a number that the device is still to compute; torch copies it into pinned memory."""
+    def of(value: Tensor) -> "PendingFlag":
+        """Start the copy of a number that the device may not have computed yet, into pinned memory."""
         if value.device.type != "cuda":
-            return PendingFlags(value, None)
+            return PendingFlag(value, None)
         copy, event = value.to("cpu", non_blocking=True), torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(value.device))
-        return PendingFlags(copy, event)
+        return PendingFlag(copy, event)
 
     @property
     def is_here(self) -> bool:
@@ -132,7 +132,7 @@ class PendingFlags:
         return self.event is None or bool(self.event.query())
 
     def read(self) -> float:
-        """The number, waited for if need be."""
+        """Return the number; wait for it if necessary."""
         if self.event is not None:
             self.event.synchronize()
         return self.value.item()
@@ -141,29 +141,29 @@ class PendingFlags:
 class SkippedSteps:
     """Count steps that were skipped because of a non-finite gradient.
 
-    Whether one was is read when it has arrived, so that no step waits for a device; a CPU's is there at once. When it
-    arrives differs between processes, so what they find ends them only where all of them have read all: in `settle`.
+    Flags are read when their copies have completed, so that no step waits for a device; on a CPU that is at once. When
+    they complete differs between processes, so errors are raised only where all have read all flags: in `settle`.
     """
 
     def __init__(self, count: int = 0) -> None:
         self.count, self.in_a_row = count, 0
-        self.unread: deque[tuple[int, PendingFlags, Sequence[int] | Numbers]] = deque()
-        self.hopeless: NmtError | None = None
+        self.unread: deque[tuple[int, PendingFlag, Sequence[int] | Numbers]] = deque()
+        self.failure: NmtError | None = None
 
     def add(self, step: int, skipped: Tensor, rows: Sequence[int] | Numbers) -> None:
         """Record whether `step`, with these rows of the training text, was skipped; see `settle`."""
-        self.unread.append((step, PendingFlags.of(skipped), rows))
+        self.unread.append((step, PendingFlag.of(skipped), rows))
         if skipped.device.type != "cuda":
             self.settle()
         while self.unread and self.unread[0][1].is_here:
             self._read()
 
     def settle(self) -> None:
-        """Wait until all steps have been looked at. Raises NmtError after ten in a row."""
+        """Read all flags, waiting for them. Raises NmtError after ten skipped steps in a row."""
         while self.unread:
             self._read()
-        if self.hopeless:
-            raise self.hopeless
+        if self.failure:
+            raise self.failure
 
     def _read(self) -> None:
         step, skipped, rows = self.unread.popleft()
@@ -175,7 +175,7 @@ class SkippedSteps:
         if self.in_a_row == IN_A_ROW:
             lines = ", ".join(str(row + 1) for row in sorted(rows)[:20])
             more = f" and {len(rows) - 20:,} more" if len(rows) > 20 else ""
-            self.hopeless = NmtError(
+            self.failure = NmtError(
                 f"steps {step - IN_A_ROW + 1:,} to {step:,}: the gradient was not finite {IN_A_ROW} times in a "
                 f"row. The pairs of the last one are lines {lines}{more} of the clean training text.\n"
                 "The weights and the checkpoints are as they were before. Try a lower optim.learning_rate, a "
@@ -184,20 +184,20 @@ class SkippedSteps:
 
 
 class Heartbeat(NoHeartbeat):
-    """Writes where this process is, and warns when the next one has not moved for a while. Used as a context.
+    """Write what this process does, and warn when the next one makes no progress. A context manager.
 
-    Each process watches one other, so any unresponsive process is named by one of the rest. A process alone has
-    nobody to watch. What is written is for the other processes and for people: `heartbeat/process-3.json`.
+    Each process watches one other, so any unresponsive process is named by one of the rest; a single process watches
+    none. The files, `heartbeat/process-3.json` and so on, are also for people to read.
     """
 
-    def __init__(self, folder: Path, world: World, silence: float) -> None:
-        self.folder, self.world, self.silence = folder, world, silence
-        self.place: dict[str, Any] = {"moves": 0, "step": 0, "doing": "getting ready", "rows": []}
+    def __init__(self, folder: Path, world: World, timeout: float) -> None:
+        self.folder, self.world, self.timeout = folder, world, timeout
+        self.place: dict[str, Any] = {"moves": 0, "step": 0, "doing": "starting", "rows": []}
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self._run, daemon=True)
 
     def __call__(self, doing: str, rows: Sequence[int] | Numbers = (), step: int | None = None) -> None:
-        """This process now does that, with these lines of the training text (from 0)."""
+        """Record what this process does, with which lines of the training text (from 0)."""
         now = self.place["step"] if step is None else step
         self.place = {"moves": self.place["moves"] + 1, "step": now, "doing": doing, "rows": rows}
 
@@ -217,27 +217,27 @@ class Heartbeat(NoHeartbeat):
             self._file(self.world.rank).unlink(missing_ok=True)
 
     def _run(self) -> None:
-        last, since, told, beats = None, time.monotonic(), False, 0
-        while not self.ended.wait(self.silence / 6):
+        last, since, warned, beats = None, time.monotonic(), False, 0
+        while not self.ended.wait(self.timeout / 6):
             beats += 1
             try:
                 self._write(beats)
                 theirs = json.loads(self._file(self._next()).read_bytes())
             except (OSError, ValueError):
-                continue  # A disk that is full for a moment, or a process that has ended: not for this thread to tell.
-            # Who waits for another has moved on, or stands at the same place; who has not been heard of stands still.
+                continue  # A full disk, or a process that has ended: reported elsewhere.
+            # A process that waits for another is level with or ahead of this one; only one behind counts as stuck.
             moved = (theirs["beats"], theirs["moves"] if theirs["moves"] < self.place["moves"] else -1)
-            silent = last is not None and (moved[0] == last[0] or (moved[1] == last[1] != -1))
-            if not silent:
-                last, since, told = moved, time.monotonic(), False
-            elif not told and time.monotonic() - since > self.silence:
+            stuck = last is not None and (moved[0] == last[0] or (moved[1] == last[1] != -1))
+            if not stuck:
+                last, since, warned = moved, time.monotonic(), False
+            elif not warned and time.monotonic() - since > self.timeout:
                 log.warning("train: %s", self._sentence(theirs))
-                told = True
+                warned = True
 
     def _sentence(self, theirs: dict[str, Any]) -> str:
         rows = f", pairs {', '.join(str(row + 1) for row in theirs['rows'])}" if theirs["rows"] else ""
         return (
-            f"process {self._next()} of {self.world.size} has been unresponsive for {self.silence:.0f} s: pid "
+            f"process {self._next()} of {self.world.size} has been unresponsive for {self.timeout:.0f} s: pid "
             f"{theirs['pid']} on {theirs['host']}, step {theirs['step']:,}, {theirs['doing']}{rows}"
         )
 
@@ -253,6 +253,6 @@ class Heartbeat(NoHeartbeat):
 
 
 def preempted(number: int, step: int) -> Preempted:
-    """What ends a training that was asked to end by a signal, after it has saved."""
+    """Return the exception that ends a training after a signal and a save."""
     name = signal.Signals(number).name
     return Preempted(f"stopped by {name} after step {step:,}, which is saved; the same command resumes.", number)
